@@ -1,0 +1,83 @@
+// What every backend offers: ten calls. A backend knows graphs, weights and buffers; it never knows models or sessions.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "graph/graph.h"
+
+namespace kvasir::backends {
+
+struct Caps {
+  std::string name;          // "cpu"
+  std::string device;        // what the device calls itself
+  std::string isa;           // "avx512"
+  uint64_t memory_bytes = 0; // of the device
+  std::vector<DType> weight_types;
+  std::vector<DType> kv_types;
+  std::vector<int> head_dims;
+};
+
+enum class FlashAttention : uint8_t { kOn, kOff };
+
+// What the engine (later: decide) chose for this model on this device.
+struct Decisions {
+  FlashAttention flash = FlashAttention::kOn;
+  int n_seq = 1;            // sequences a step may mix
+  bool trace = false;       // collect time per op
+  bool keep_values = false; // give every value its own memory so that inspect() works (tests)
+};
+
+// Device memory of one graph's KV caches: buffers[i] belongs to Graph::kv[i] and holds n_pages[i] pages.
+struct KvBuffers {
+  std::vector<std::byte*> data;
+  std::vector<int> n_pages;
+};
+
+// Called when a weight's source bytes are no longer needed.
+using DropSource = std::function<void(const graph::Weight&)>;
+
+struct TraceRow {
+  std::string op;
+  int layer = -1;
+  double seconds = 0;
+  double bytes = 0;  // read, by formula
+  double flops = 0;
+};
+
+// A graph compiled for at most `max_rows` rows a step.
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  virtual int max_rows() const = 0;
+  // One line a layer class: head size, variant, KV types, flash attention state.
+  virtual std::vector<std::string> describe() const = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual Caps caps() const = 0;
+  virtual std::byte* alloc(size_t bytes) = 0;  // zeroed; throws Error{kNoMemory}
+  virtual void free(std::byte* buffer) = 0;
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;  // device to device
+  // Prepares the weights of `graph` (repacking); `progress` gets 0..1.
+  virtual void upload(const graph::Graph& graph, const DropSource& drop,
+                      const std::function<void(float)>& progress) = 0;
+  virtual std::unique_ptr<Executable> compile(const graph::Graph& graph, const Decisions& decisions,
+                                              const KvBuffers& kv, int max_rows) = 0;
+  // Runs one step. Throws Error{kFailed} naming layer and token when a key or value is not finite.
+  virtual void submit(Executable& executable, const graph::StepParams& step) = 0;
+  // Waits for the last submit; logits of output row i ([n_vocab]), in row order. Valid until the next submit.
+  virtual std::span<const float> read(Executable& executable, int output_row) = 0;
+  // Value by name after a step, for tests ([n_rows, width]); empty when the backend did not keep it.
+  virtual std::span<const float> inspect(Executable& executable, graph::ValueId value) = 0;
+  virtual std::vector<TraceRow> trace(Executable& executable) = 0;
+};
+
+}  // namespace kvasir::backends

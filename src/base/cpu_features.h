@@ -1,0 +1,23 @@
+// What this CPU can run, and the name it gives itself.
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace kvasir {
+
+// Instruction-set rows a CPU kernel may be built for, slowest first.
+enum class Isa { kGeneric, kAvx2, kAvx512, kNeon };
+
+std::string_view isa_name(Isa isa);  // "generic", "avx2", "avx512", "neon"
+std::optional<Isa> find_isa(std::string_view name);
+// kAvx2 = AVX2+FMA+F16C; kAvx512 = F,BW,VL,DQ,VNNI,VBMI; kNeon = aarch64 with dotprod.
+bool cpu_supports(Isa isa);
+Isa best_isa();
+std::string cpu_name();
+// Feature words a reader cares about: "avx2 fma avx512f avx512vnni ...".
+std::string cpu_feature_list();
+// Cores the process may use.
+int cpu_count();
+
+}  // namespace kvasir
