@@ -1,0 +1,61 @@
+// A loaded model: file, configuration, tokenizer, graph and the backend that holds its weights.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "backends/backend.h"
+#include "base/log.h"
+#include "gguf/file.h"
+#include "gguf/model_config.h"
+#include "graph/graph.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace kvasir::engine {
+
+struct LoadOptions {
+  std::string path;
+  std::string backend = "cpu";
+  int n_threads = 0;  // 0: every core the process may use
+  bool load_weights = true;  // false: configuration and tokenizer only
+  Log log;
+  std::function<void(float)> progress;  // 0..1
+};
+
+class Model {
+ public:
+  // Throws Error: kBadFile, kRefused (architecture or type), kNoDevice (backend), kNoMemory.
+  static std::shared_ptr<Model> load(const LoadOptions& options);
+  ~Model();
+
+  const std::string& path() const;
+  const gguf::File& file() const;
+  const gguf::ModelConfig& config() const;
+  const text::Tokenizer& tokenizer() const;
+  text::ChatFamily chat_family() const;
+  const text::ChatOptions& chat_options() const;
+  const graph::Graph& graph() const;
+  backends::Backend& backend() const;
+  int n_threads() const;
+  const Log& log() const;
+
+  int64_t n_params() const;
+  uint64_t weight_bytes() const;       // of the file's tensors
+  // "gemma3 270M Q4_K_M"-like label from the file's own keys.
+  std::string description() const;
+  // Bytes of weights one decode step reads (every matmul weight once, lookup tables not counted).
+  uint64_t step_weight_bytes() const;
+  // Multiply-accumulate flops (2 x weights) of one row through the whole graph without the logits, and through the ops
+  // that a prompt row whose logits are not wanted executes.
+  double row_flops() const;
+  double prompt_row_flops() const;
+  double logits_flops() const;
+
+ private:
+  Model();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvasir::engine

@@ -1,0 +1,35 @@
+// Perplexity by the convention of llama.cpp's llama-perplexity: BOS + text tokenised once, cut into windows of n_ctx tokens,
+// the remainder dropped, the first token of each window replaced by BOS, the second half of each window scored.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "engine/session.h"
+
+namespace kvasir::engine {
+
+struct PerplexityResult {
+  double ppl = 0;      // exp of the mean negative log-likelihood
+  double ppl_err = 0;  // its standard error
+  int64_t n_tokens = 0;  // scored
+  int n_chunks = 0;
+};
+
+struct PerplexityOptions {
+  int n_ctx = 2048;
+  int max_chunks = -1;
+  bool score_all = false;  // score every prediction of a window, not only the second half
+  // Called after each window with the running result.
+  std::function<void(const PerplexityResult&)> on_chunk;
+  // Called for each scored prediction: window, index in window, log-probability of the true next token.
+  std::function<void(int window, int index, double logprob)> on_token;
+};
+
+// Throws Error{kUsage} when the text has fewer than two tokens a window or fewer tokens than one window.
+PerplexityResult perplexity(Session& session, std::span<const Token> tokens, const PerplexityOptions& options);
+
+// log softmax(logits)[id] in double precision.
+double log_probability(std::span<const float> logits, Token id);
+
+}  // namespace kvasir::engine

@@ -1,0 +1,38 @@
+// Choosing the next token. Deterministic: the same logits, settings and seed give the same tokens on every machine.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "text/tokenizer.h"
+
+namespace kvasir::engine {
+
+struct SamplerOptions {
+  float temperature = 0;   // 0: greedy
+  int top_k = 64;          // 0: off
+  float top_p = 0.95f;     // 1: off
+  float min_p = 0;         // 0: off
+  float repeat_penalty = 1;  // 1: off
+  int repeat_last_n = 64;
+  uint64_t seed = 0;
+};
+
+class Sampler {
+ public:
+  // Throws Error{kUsage} for values out of range, naming the flag.
+  explicit Sampler(const SamplerOptions& options);
+  // Greedy ties go to the lower id.
+  text::Token sample(std::span<const float> logits);
+  // Records a token for the repeat penalty (sample() does not).
+  void accept(text::Token token);
+
+ private:
+  SamplerOptions options_;
+  uint64_t state_;
+  std::deque<text::Token> recent_;
+  std::vector<std::pair<float, text::Token>> candidates_;
+};
+
+}  // namespace kvasir::engine

@@ -1,0 +1,84 @@
+// A session: sequences of tokens, their KV cache, and steps of the model over them.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/model.h"
+
+namespace kvasir::engine {
+
+using text::Token;
+
+struct KvTypes {
+  DType k = DType::q8_0, v = DType::q8_0;  // every layer, unless:
+  std::optional<DType> k_sliding, v_sliding;
+};
+
+struct SessionOptions {
+  int n_ctx = 0;       // positions a sequence may hold; 0: the model's training context
+  int n_batch = 2048;  // tokens taken by one append() before it splits
+  int n_ubatch = 512;  // rows a step
+  int n_seq = 1;
+  KvTypes kv;
+  bool flash_attention = true;
+  bool keep_values = false;  // tests: every activation stays readable
+};
+
+// Which rows' logits a caller wants.
+enum class Want { kNone, kLast, kAll };
+
+class Session {
+ public:
+  // Throws Error{kRefused} for a KV type not usable in its role or at a head size (before any allocation), Error{kUsage} for a
+  // bad size, Error{kNoMemory}.
+  Session(std::shared_ptr<Model> model, const SessionOptions& options);
+  ~Session();
+
+  Model& model() const;
+  const SessionOptions& options() const;  // n_ctx resolved
+  // One line a layer class: head size, kernel variant, KV types, flash attention state (DESIGN 5).
+  std::vector<std::string> load_lines() const;
+  uint64_t kv_bytes() const;  // allocated
+
+  // Tokens of sequence `seq` now stored.
+  int size(int seq = 0) const;
+  std::span<const Token> tokens(int seq = 0) const;
+
+  // Appends tokens to a sequence. `on_logits(index in tokens, logits)` is called for the wanted rows, in order; the span is
+  // valid inside the call only. Throws Error{kRefused} "context full" when they do not fit: nothing is stored then.
+  using OnLogits = std::function<void(int index, std::span<const float> logits)>;
+  void append(int seq, std::span<const Token> tokens, Want want, const OnLogits& on_logits);
+  // One token for each of several sequences in one step; logits of each.
+  struct SeqToken {
+    int seq;
+    Token token;
+  };
+  void append_each(std::span<const SeqToken> tokens, const OnLogits& on_logits);
+
+  // Drops tokens so that `seq` is the longest prefix of `tokens` it can still reuse (rounded down to a page unless whole, and always
+  // leaving at least one token to compute); returns its length. `note` says when a sliding window forced a full reprocess.
+  int reuse_prefix(int seq, std::span<const Token> tokens, std::string* note = nullptr);
+  // Keeps the first n tokens. Rounds DOWN to what is still whole (sliding windows); returns what was kept.
+  int truncate(int seq, int n);
+  void clear(int seq);
+  // Makes `to` equal to `from`.
+  void copy(int from, int to);
+  // Context shift: keeps the first n_keep tokens (rounded up to a page), discards at least n_discard after them (rounded up to a page),
+  // and renumbers the rest. No stored key is touched. Returns how many tokens were discarded.
+  int shift(int seq, int n_keep, int n_discard);
+
+  // Activation by graph value name after the last step (keep_values only).
+  std::span<const float> inspect(const std::string& value_name) const;
+  std::vector<backends::TraceRow> trace() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvasir::engine
