@@ -20,11 +20,14 @@ struct Format {
   uint32_t block_bytes;      // bytes a block
   uint32_t roles;            // OR of Role
   // Both take n values, n a multiple of `block`. encode is deterministic and has no undefined input: a NaN or an
-  // infinity in x gives some finite code (callers that must refuse check before).
+  // infinity in x gives some finite code (callers that must refuse check before); f32, f16 and bf16 store it as it is.
   void (*decode)(const std::byte* blocks, float* out, int64_t n);
   void (*encode)(const float* x, std::byte* blocks, int64_t n);
   // NMSE on unit Gaussian vectors that encode must reach within 2 % (0 for lossless types).
   double theory_nmse;
+  // encode that minimises the error weighted by importance (n values, from an importance matrix; nullptr: all alike).
+  // Types without a search ignore it.
+  void (*encode_weighted)(const float* x, const float* importance, std::byte* blocks, int64_t n);
 
   double bits_per_value() const { return 8.0 * block_bytes / block; }
   // Bytes of a row of n values. Precondition: n % block == 0.

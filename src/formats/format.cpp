@@ -1,0 +1,131 @@
+#include "formats/format.h"
+
+#include <array>
+#include <cstring>
+#include <type_traits>
+
+#include "base/error.h"
+#include "formats/rounding.h"
+
+#define KVASIR_FORMAT_INCLUDES
+#include "formats/list.def"
+#undef KVASIR_FORMAT_INCLUDES
+
+namespace kvasir::formats {
+namespace {
+
+// Blocks of one value are plain IEEE types: what they store is the value itself, so nothing is tamed.
+template <typename Block>
+constexpr bool kPlain = Block::kValues == 1;
+
+// Blocks are copied in and out: rows have no alignment promise.
+template <typename Block>
+void decode_row(const std::byte* blocks, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += Block::kValues, blocks += sizeof(Block)) {
+    Block block;
+    std::memcpy(&block, blocks, sizeof(Block));
+    decode_block(block, out + i);
+  }
+}
+
+template <typename Block>
+void encode_weighted_row(const float* x, const float* importance, std::byte* blocks, int64_t n) {
+  for (int64_t i = 0; i < n; i += Block::kValues, blocks += sizeof(Block)) {
+    Block block{};
+    if constexpr (kPlain<Block>) {
+      encode_block(x + i, nullptr, block);
+    } else {
+      float tamed[Block::kValues];
+      for (int j = 0; j < Block::kValues; ++j) tamed[j] = tame(x[i + j]);
+      encode_block(tamed, importance ? importance + i : nullptr, block);
+    }
+    std::memcpy(blocks, &block, sizeof(Block));
+  }
+}
+
+template <typename Block>
+void encode_row(const float* x, std::byte* blocks, int64_t n) {
+  encode_weighted_row<Block>(x, nullptr, blocks, n);
+}
+
+constexpr Format kFormats[] = {
+#define KVASIR_FORMAT(name, Block, roles, theory)                                                             \
+  Format{DType::name,       #name,  Block::kValues, sizeof(Block), roles, decode_row<Block>, encode_row<Block>, \
+         theory, encode_weighted_row<Block>},
+#include "formats/list.def"
+#undef KVASIR_FORMAT
+};
+
+struct KnownId {
+  uint32_t id;
+  std::string_view name;
+};
+
+// GGUF type ids that other programs write and this build does not read: only for messages.
+constexpr KnownId kForeign[] = {
+    {9, "q8_1"},    {15, "q8_k"},  {16, "iq2_xxs"}, {17, "iq2_xs"}, {18, "iq3_xxs"}, {19, "iq1_s"},
+    {21, "iq3_s"},  {22, "iq2_s"}, {24, "i8"},      {25, "i16"},    {26, "i32"},     {27, "i64"},
+    {28, "f64"},    {29, "iq1_m"}, {34, "tq1_0"},   {35, "tq2_0"},  {39, "mxfp4"},
+};
+
+// Ids of Kvasir's own types. A public fork gives 44-50 to types of the same name but other bytes.
+constexpr KnownId kOwn[] = {
+    {44, "tbq3_0"}, {45, "tbq4_0"},  {46, "qjl1_256"}, {47, "q4_polar"}, {48, "tbq3_tcq"}, {49, "tbq3_k"},   {50, "tbq4_k"},
+    {64, "tbq2_h"}, {65, "tbq3_h"}, {66, "tbq4_h"},   {67, "tbq2_ht"},  {68, "tbq3_ht"},  {69, "tbq4_ht"},
+};
+
+std::string_view name_of(std::span<const KnownId> ids, uint32_t id) {
+  for (const KnownId& known : ids)
+    if (known.id == id) return known.name;
+  return {};
+}
+
+}  // namespace
+
+std::span<const Format> all() { return kFormats; }
+
+const Format* find(DType type) {
+  for (const Format& format : kFormats)
+    if (format.type == type) return &format;
+  return nullptr;
+}
+
+const Format* find(std::string_view name) {
+  for (const Format& format : kFormats)
+    if (format.name == name) return &format;
+  return nullptr;
+}
+
+const Format& require(DType type) {
+  if (const Format* format = find(type)) return *format;
+  const uint32_t id = uint32_t(type);
+  if (const auto name = name_of(kOwn, id); !name.empty())
+    fail(ErrorCode::kRefused,
+         "type id {} is {} in Kvasir's own files and another layout in a fork's: it is read only from a file whose "
+         "general.quantized_by is kvasir, and not as a weight of any other; known types: {}",
+         id, name, names(kWeights));
+  if (const auto name = name_of(kForeign, id); !name.empty())
+    fail(ErrorCode::kRefused, "type id {} ({}) is not supported; known types: {}", id, name, names(kWeights));
+  fail(ErrorCode::kRefused, "type id {} is unknown; known types: {}", id, names(kWeights));
+}
+
+const Format& require(std::string_view name, Role role) {
+  const std::string_view use = role == kWeights ? "weights" : role == kKeys ? "keys" : "values";
+  const Format* format = find(name);
+  if (!format) fail(ErrorCode::kRefused, "unknown type '{}'; known for {}: {}", name, use, names(role));
+  if (!format->has_role(role))
+    fail(ErrorCode::kRefused, "type '{}' cannot hold {}; known for {}: {}", name, use, use, names(role));
+  return *format;
+}
+
+std::string names(Role role) {
+  std::string out;
+  for (const Format& format : kFormats) {
+    if (!format.has_role(role)) continue;
+    if (!out.empty()) out += ' ';
+    out += format.name;
+  }
+  return out;
+}
+
+}  // namespace kvasir::formats
