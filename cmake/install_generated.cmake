@@ -1,0 +1,13 @@
+# Writes man page and completions by asking the built program. What it cannot print is left out.
+file(REMOVE_RECURSE "${generated}")
+file(MAKE_DIRECTORY "${generated}")
+function(generate file)
+  execute_process(COMMAND "${program}" ${ARGN} OUTPUT_VARIABLE text ERROR_QUIET RESULT_VARIABLE result)
+  if(result EQUAL 0 AND text)
+    file(WRITE "${generated}/${file}" "${text}")
+  endif()
+endfunction()
+generate(kvasir.1 --man)
+foreach(shell bash zsh fish)
+  generate(kvasir.${shell} --completion ${shell})
+endforeach()
