@@ -27,6 +27,7 @@ struct SessionOptions {
   KvTypes kv;
   bool flash_attention = true;
   bool keep_values = false;  // tests: every activation stays readable
+  bool trace = false;        // collect time per phase for trace()
 };
 
 // Which rows' logits a caller wants.

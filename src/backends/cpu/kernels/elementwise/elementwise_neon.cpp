@@ -1,0 +1,9 @@
+#include "backends/cpu/kernels/elementwise/elementwise.h"
+#include "backends/cpu/kernels/elementwise/elementwise_body.h"
+
+namespace kvasir::cpu {
+
+extern const ElementwiseKernels kElementwise_neon;
+const ElementwiseKernels kElementwise_neon{"neon", rms_norm, rope_head, gelu_mul, softcap, scale_add};
+
+}  // namespace kvasir::cpu

@@ -1,0 +1,78 @@
+#include "backends/cpu/runtime/cpu_backend.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "backends/cpu/runtime/executable.h"
+#include "base/error.h"
+
+namespace kvasir::cpu {
+namespace {
+
+class CpuBackend final : public backends::Backend {
+ public:
+  CpuBackend(int n_threads, Isa isa) : pool_(n_threads), isa_(isa) {}
+
+  backends::Caps caps() const override {
+    backends::Caps caps;
+    caps.name = "cpu";
+    caps.device = cpu_name();
+    caps.isa = isa_name(isa_);
+    caps.memory_bytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
+    for (const formats::Format& format : formats::all()) {
+      if (find_matmul(format.type, isa_)) caps.weight_types.push_back(format.type);
+      if (format.has_role(formats::kKeys)) caps.kv_types.push_back(format.type);
+    }
+    for (int head_dim : {64, 128, 256, 512})
+      if (find_attention(DType::f16, DType::f16, head_dim, isa_, true, nullptr)) caps.head_dims.push_back(head_dim);
+    return caps;
+  }
+
+  std::byte* alloc(size_t bytes) override {
+    AlignedBuffer buffer(bytes);
+    std::byte* data = buffer.data();
+    if (data) buffers_.emplace(data, std::move(buffer));
+    return data;
+  }
+  void free(std::byte* buffer) override { buffers_.erase(buffer); }
+  void copy(std::byte* to, const std::byte* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+
+  void upload(const graph::Graph& graph, const backends::DropSource& drop,
+              const std::function<void(float)>& progress) override {
+    weights_ = prepare_weights(graph, isa_, pool_, drop, progress);
+  }
+
+  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph, const backends::Decisions& decisions,
+                                                const backends::KvBuffers& kv, int max_rows) override {
+    return std::make_unique<CpuExecutable>(graph, weights_, decisions, kv, max_rows, isa_, pool_);
+  }
+
+  void submit(backends::Executable& executable, const graph::StepParams& step) override {
+    static_cast<CpuExecutable&>(executable).run(step);
+  }
+  std::span<const float> read(backends::Executable& executable, int output_row) override {
+    return static_cast<CpuExecutable&>(executable).logits(output_row);
+  }
+  std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
+    return static_cast<CpuExecutable&>(executable).inspect(value);
+  }
+  std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
+    return static_cast<CpuExecutable&>(executable).trace();
+  }
+
+ private:
+  ThreadPool pool_;
+  Isa isa_;
+  std::vector<PreparedWeight> weights_;
+  std::unordered_map<std::byte*, AlignedBuffer> buffers_;
+};
+
+}  // namespace
+
+std::unique_ptr<backends::Backend> create_backend(int n_threads, Isa isa) {
+  return std::make_unique<CpuBackend>(n_threads, isa);
+}
+
+}  // namespace kvasir::cpu

@@ -1,0 +1,115 @@
+#include "engine/kv_cache.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "graph/kv_layout.h"
+
+namespace kvasir::engine {
+
+using graph::kPageTokens;
+
+KvCache::KvCache(backends::Backend& backend, std::vector<graph::KvSpec> specs, int n_ctx, int n_ubatch, int n_seq)
+    : backend_(backend), specs_(std::move(specs)), sequences_(size_t(n_seq)), views_(size_t(n_seq)) {
+  int n_pages[2] = {0, 0};
+  for (const graph::KvSpec& spec : specs_) {
+    const int cls = spec.window > 0;
+    n_pages[cls] = std::max(n_pages[cls], graph::kv_pages(spec, n_ctx, n_ubatch) * n_seq);
+    window_ = std::max(window_, spec.window);
+  }
+  for (int cls = 0; cls < 2; ++cls) pools_.emplace_back(n_pages[cls]);
+  for (const graph::KvSpec& spec : specs_) {
+    page_bytes_.push_back(graph::kv_page_bytes(spec));
+    const int pages = n_pages[spec.window > 0];
+    buffers_.n_pages.push_back(pages);
+    buffers_.data.push_back(backend_.alloc(page_bytes_.back() * size_t(pages)));
+    bytes_ += page_bytes_.back() * size_t(pages);
+  }
+}
+
+KvCache::~KvCache() {
+  for (std::byte* buffer : buffers_.data) backend_.free(buffer);
+}
+
+const std::vector<graph::SequenceView>& KvCache::views() {
+  for (size_t s = 0; s < sequences_.size(); ++s) {
+    const Sequence& seq = sequences_[s];
+    views_[s].page_table = {std::span<const int32_t>(seq.tables[0].pages), std::span<const int32_t>(seq.tables[1].pages)};
+    views_[s].shift = seq.shift;
+    views_[s].keep_pages = seq.keep_pages;
+  }
+  return views_;
+}
+
+void KvCache::own_page(int cls, int32_t& page) {
+  const int fresh = pools_[size_t(cls)].take();
+  if (fresh < 0) fail(ErrorCode::kNoMemory, "the KV cache has no free page left");
+  if (page >= 0) {
+    for (size_t i = 0; i < specs_.size(); ++i)
+      if ((specs_[i].window > 0) == (cls == 1))
+        backend_.copy(buffers_.data[i] + size_t(fresh) * page_bytes_[i], buffers_.data[i] + size_t(page) * page_bytes_[i],
+                      page_bytes_[i]);
+    pools_[size_t(cls)].release(page);
+  }
+  page = fresh;
+}
+
+void KvCache::reserve(int seq, int begin, int end) {
+  Sequence& s = sequences_[size_t(seq)];
+  const int first = begin / kPageTokens, last = (end - 1) / kPageTokens;
+  for (int cls = 0; cls < 2; ++cls) {
+    if (pools_[size_t(cls)].n_pages() == 0) continue;
+    PageTable& table = s.tables[cls];
+    if (cls == 1) table.evict_before(std::max(0, begin - window_ + 1) / kPageTokens, pools_[1]);
+    if (int(table.pages.size()) <= last) table.pages.resize(size_t(last) + 1, -1);
+    for (int lp = first; lp <= last; ++lp) {
+      int32_t& page = table.pages[size_t(lp)];
+      if (page < 0 || pools_[size_t(cls)].shared(page)) own_page(cls, page);
+    }
+  }
+}
+
+int KvCache::whole_prefix(int seq, int n) const {
+  const Sequence& s = sequences_[size_t(seq)];
+  if (n <= 0 || pools_[1].n_pages() == 0) return std::max(n, 0);
+  // The next query stands at position n: its window must still be stored.
+  for (int lp = std::max(0, n - window_ + 1) / kPageTokens; lp <= (n - 1) / kPageTokens; ++lp)
+    if (lp >= int(s.tables[1].pages.size()) || s.tables[1].pages[size_t(lp)] < 0) return 0;
+  return n;
+}
+
+void KvCache::truncate(int seq, int n) {
+  Sequence& s = sequences_[size_t(seq)];
+  const int keep = (n + kPageTokens - 1) / kPageTokens;
+  for (int cls = 0; cls < 2; ++cls) s.tables[cls].cut(keep, pools_[size_t(cls)]);
+  if (n == 0) s.shift = s.keep_pages = 0;
+}
+
+void KvCache::copy(int from, int to) {
+  if (from == to) return;
+  truncate(to, 0);
+  const Sequence& source = sequences_[size_t(from)];
+  Sequence& target = sequences_[size_t(to)];
+  for (int cls = 0; cls < 2; ++cls) {
+    target.tables[cls] = source.tables[cls];
+    for (int32_t page : target.tables[cls].pages)
+      if (page >= 0) pools_[size_t(cls)].share(page);  // written pages are copied on the first write
+  }
+  target.shift = source.shift;
+  target.keep_pages = source.keep_pages;
+}
+
+void KvCache::shift(int seq, int begin, int end) {
+  Sequence& s = sequences_[size_t(seq)];
+  for (int cls = 0; cls < 2; ++cls)
+    s.tables[cls].erase(begin / kPageTokens, end / kPageTokens, pools_[size_t(cls)]);
+  s.keep_pages = begin / kPageTokens;
+  s.shift += end - begin;
+}
+
+int KvCache::keep_pages(int seq) const {
+  const Sequence& s = sequences_[size_t(seq)];
+  return s.shift == 0 ? -1 : s.keep_pages;
+}
+
+}  // namespace kvasir::engine
