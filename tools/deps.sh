@@ -7,7 +7,7 @@ usage() {
   cat <<'USAGE'
 usage: tools/deps.sh [--build] [--list] [--help]
   (none)   everything: build, tests, fuzzing, cross builds, model download
-  --build  only what `make build` needs
+  --build  only what `make build` and `make demo` need
   --list   print the packages and whether each is installed; install nothing
 Needs Debian 12 or a system with the same package names. As root it installs; otherwise it uses sudo, and without
 sudo it prints the command to run.
@@ -15,9 +15,9 @@ USAGE
 }
 
 build=(g++ cmake ninja-build make git pkg-config libfmt-dev nlohmann-json3-dev libcli11-dev libssl-dev
-       libgtest-dev libbenchmark-dev python3)
-# python3-pip: tools/fetch-model. clang-19: libFuzzer. qemu: AVX2-only and aarch64 rows on an x86 host.
-tests=(ca-certificates python3-pip clang-19 libclang-rt-19-dev llvm-19 qemu-user-static
+       libgtest-dev libbenchmark-dev python3 python3-pip ca-certificates)  # pip: tools/fetch-model
+# clang-19: libFuzzer. qemu: AVX2-only and aarch64 rows on an x86 host.
+tests=(clang-19 libclang-rt-19-dev llvm-19 qemu-user-static
        g++-aarch64-linux-gnu libc6-dev-arm64-cross)
 
 packages=("${build[@]}" "${tests[@]}")
