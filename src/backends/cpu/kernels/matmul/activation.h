@@ -1,0 +1,59 @@
+// The int8 form of activations, laid out for n_rows rows R. Block b (32 values of each row) starts at b *
+// stride(R):
+//   int8  codes[R][32]
+//   f32   scale[R]         absmax / 127
+//   i32   neg[R]           -128 * sum of the 32 codes: what unsigned weights (offset 128) add too much
+//   f32   sum[R]           sum of the 32 codes, for types with a minimum
+//   i32   neg_half[2][R]   the same two of each half of 16, for types with 16-wide scales
+//   f32   sum_half[2][R]
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "base/cpu_features.h"
+
+namespace kvasir::cpu::matmul {
+
+inline constexpr int kBlock = 32;  // values an activation block
+
+// Internal linkage throughout: these headers are compiled once for each ISA.
+static constexpr size_t activation_stride(int n_rows) { return (size_t(n_rows) * 60 + 63) / 64 * 64; }
+
+template <typename Byte>
+struct BasicActivationBlock {
+  template <typename T>
+  using Ptr = std::conditional_t<std::is_const_v<Byte>, const T*, T*>;
+  Ptr<int8_t> codes;
+  Ptr<float> scale;
+  Ptr<int32_t> neg;
+  Ptr<float> sum;
+  Ptr<int32_t> neg_half;
+  Ptr<float> sum_half;
+
+  [[gnu::always_inline]] BasicActivationBlock(Byte* block, int n_rows) {
+    codes = reinterpret_cast<Ptr<int8_t>>(block);
+    scale = reinterpret_cast<Ptr<float>>(block + size_t(n_rows) * kBlock);
+    neg = reinterpret_cast<Ptr<int32_t>>(scale + n_rows);
+    sum = scale + 2 * size_t(n_rows);
+    neg_half = neg + 2 * size_t(n_rows);
+    sum_half = scale + 5 * size_t(n_rows);
+  }
+};
+using ActivationBlock = BasicActivationBlock<const std::byte>;
+using MutableActivationBlock = BasicActivationBlock<std::byte>;
+
+// quantize_rows of one ISA. A block whose absmax is under this becomes zeros: 127 / absmax must stay finite.
+inline constexpr float kTinyBlock = 1e-35f;
+using QuantizeFn = void (*)(const float* x, int64_t stride, int64_t n_in, int n_rows, int begin, int end,
+                            std::byte* packed);
+void quantize_rows_generic(const float* x, int64_t stride, int64_t n_in, int n_rows, int begin, int end,
+                           std::byte* packed);
+void quantize_rows_avx2(const float* x, int64_t stride, int64_t n_in, int n_rows, int begin, int end,
+                        std::byte* packed);
+void quantize_rows_avx512(const float* x, int64_t stride, int64_t n_in, int n_rows, int begin, int end,
+                          std::byte* packed);
+void quantize_rows_neon(const float* x, int64_t stride, int64_t n_in, int n_rows, int begin, int end,
+                        std::byte* packed);
+
+}  // namespace kvasir::cpu::matmul
