@@ -14,14 +14,21 @@ using Token = int32_t;
 enum class TokenizerKind { kSpm, kBpe };  // Gemma 3: merge the best-scored pair; Gemma 4: merge ranks
 
 // GGUF token types.
-enum class TokenType : uint8_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+enum class TokenType : uint8_t {
+  normal = 1,
+  unknown = 2,
+  control = 3,
+  user_defined = 4,
+  unused = 5,
+  byte = 6
+};
 
 // Everything a tokenizer needs, as a model file gives it. The views must outlive the tokenizer.
 struct Vocabulary {
   TokenizerKind kind = TokenizerKind::kSpm;
   std::vector<std::string_view> tokens;
-  std::vector<float> scores;          // kSpm
-  std::vector<TokenType> types;       // may be empty: all normal
+  std::vector<float> scores;             // kSpm
+  std::vector<TokenType> types;          // may be empty: all normal
   std::vector<std::string_view> merges;  // kBpe: "left right"
   Token bos = -1, eos = -1, unk = -1, pad = -1;
   bool add_bos = true;
@@ -29,14 +36,16 @@ struct Vocabulary {
 
 class Tokenizer {
  public:
-  // Throws Error{kBadFile} when the vocabulary contradicts itself (merge of unknown tokens, id out of range, ...).
+  // Throws Error{kBadFile} when the vocabulary contradicts itself (merge of unknown tokens, id out of range,
+  // ...).
   static std::unique_ptr<Tokenizer> create(Vocabulary vocabulary);
   virtual ~Tokenizer() = default;
 
-  // `parse_special`: control tokens in the text ("<|turn>") become their ids; user-defined tokens always do. No BOS is
-  // added. Invalid UTF-8 throws Error{kUsage} with the byte offset.
+  // `parse_special`: control tokens in the text ("<|turn>") become their ids; user-defined tokens always do.
+  // No BOS is added. Invalid UTF-8 throws Error{kUsage} with the byte offset.
   virtual std::vector<Token> encode(std::string_view text, bool parse_special) const = 0;
-  // Bytes of one token (U+2581 -> space; byte tokens -> one byte). Control tokens give "" unless `show_special`.
+  // Bytes of one token (U+2581 -> space; byte tokens -> one byte). Control tokens give "" unless
+  // `show_special`.
   virtual std::string piece(Token id, bool show_special = false) const = 0;
   virtual int size() const = 0;
   virtual Token bos() const = 0;
@@ -51,8 +60,8 @@ class Tokenizer {
   std::string decode(std::span<const Token> ids, bool show_special = false) const;
 };
 
-// Turns a stream of tokens into text without ever splitting a UTF-8 character: bytes of an unfinished character are held
-// back; bytes that can never become valid are replaced by U+FFFD.
+// Turns a stream of tokens into text without ever splitting a UTF-8 character: bytes of an unfinished
+// character are held back; bytes that can never become valid are replaced by U+FFFD.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool show_special = false)
