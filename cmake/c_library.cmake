@@ -26,4 +26,7 @@ set_target_properties(kvasir_shared PROPERTIES EXPORT_NAME kvasir VERSION ${PROJ
                       SOVERSION ${PROJECT_VERSION_MAJOR} LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/exports.map)
 if(UNIX AND NOT APPLE)
   target_link_options(kvasir_shared PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/exports.map)
+  if(NOT KVASIR_SANITIZE)
+    target_link_options(kvasir_shared PRIVATE -Wl,--no-undefined)
+  endif()
 endif()
