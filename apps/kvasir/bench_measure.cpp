@@ -1,0 +1,205 @@
+// Timing for `kvasir bench`.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "base/cpu_features.h"
+#include "base/error.h"
+#include "bench.h"
+#include "machine.h"
+
+namespace kvasir::app {
+
+double BenchRow::mean_s() const {
+  return std::accumulate(samples_s.begin(), samples_s.end(), 0.0) / double(samples_s.size());
+}
+
+double BenchRow::median_s() const {
+  std::vector<double> sorted = samples_s;
+  std::ranges::sort(sorted);
+  const size_t n = sorted.size();
+  return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+namespace {
+
+double deviation(const std::vector<double>& values) {
+  if (values.size() < 2) return 0;
+  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+  double sum = 0;
+  for (double value : values) sum += (value - mean) * (value - mean);
+  return std::sqrt(sum / double(values.size() - 1));
+}
+
+std::vector<double> rates(const BenchRow& row) {
+  std::vector<double> result;
+  for (double seconds : row.samples_s) result.push_back(row.n_tokens() / seconds);
+  return result;
+}
+
+}  // namespace
+
+double BenchRow::stddev_s() const { return deviation(samples_s); }
+double BenchRow::stddev_ts() const { return deviation(rates(*this)); }
+double BenchRow::mean_ts() const {
+  const auto values = rates(*this);
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}
+
+double BenchRow::roofline_share() const {
+  if (test.n_gen == 0) return roofline.int8_gops > 0 ? gops() / roofline.int8_gops : 0;
+  if (test.n_prompt == 0) return roofline.read_gb_s > 0 ? gb_per_s() / roofline.read_gb_s : 0;
+  return 0;
+}
+
+std::string BenchRow::name() const {
+  std::string text;
+  if (test.n_prompt > 0) text += fmt::format("pp{}", test.n_prompt);
+  if (test.n_gen > 0) text += fmt::format("{}tg{}", text.empty() ? "" : "+", test.n_gen);
+  if (test.n_depth > 0) text += fmt::format(" @ d{}", test.n_depth);
+  return text;
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using engine::Token;
+using engine::Want;
+
+// One setup's session and the sequences it works on: 0 holds a depth's prefix, `work` is the one that is
+// timed.
+class Bench {
+ public:
+  Bench(const std::shared_ptr<engine::Model>& model, const BenchSetup& setup,
+        const std::vector<BenchTest>& tests)
+      : model_(model),
+        tokens_(size_t(longest(tests))),
+        session_(model, options(setup, tests)),
+        work_(deep(tests) ? 1 : 0) {
+    // Any ids will do for speed; these are the same in every run.
+    uint32_t state = 1;
+    for (Token& token : tokens_) {
+      state = state * 1664525u + 1013904223u;
+      token = Token((state >> 8) % uint32_t(std::max(model->config().n_vocab, 1)));
+    }
+    if (model->tokenizer().add_bos() && !tokens_.empty()) tokens_[0] = model->tokenizer().bos();
+  }
+
+  const engine::Session& session() const { return session_; }
+
+  void prefill(int depth) {
+    if (work_ == 0 || session_.size(0) == depth) return;
+    if (session_.size(0) > depth) session_.clear(0);
+    append(0, session_.size(0), depth, Want::kNone);
+  }
+
+  double time_once(const BenchTest& test) {
+    if (work_ != 0 && test.n_depth > 0)
+      session_.copy(0, work_);
+    else
+      session_.clear(work_);
+    const auto start = Clock::now();
+    int at = test.n_depth;
+    if (test.n_prompt > 0) append(work_, at, at + test.n_prompt, Want::kLast);
+    at += test.n_prompt;
+    for (int i = 0; i < test.n_gen; ++i, ++at) append(work_, at, at + 1, Want::kLast);
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+ private:
+  static int longest(const std::vector<BenchTest>& tests) {
+    int most = 0;
+    for (const BenchTest& test : tests) most = std::max(most, test.n_depth + test.n_prompt + test.n_gen);
+    return most;
+  }
+  static bool deep(const std::vector<BenchTest>& tests) {
+    return std::ranges::any_of(tests, [](const BenchTest& test) { return test.n_depth > 0; });
+  }
+  engine::SessionOptions options(const BenchSetup& setup, const std::vector<BenchTest>& tests) const {
+    engine::SessionOptions options;
+    options.n_ctx = longest(tests);
+    options.n_batch = setup.n_batch;
+    options.n_ubatch = setup.n_ubatch;
+    options.n_seq = deep(tests) ? 2 : 1;
+    options.kv = setup.kv;
+    options.flash_attention = setup.flash_attention;
+    require_memory(*model_, options);
+    return options;
+  }
+  void append(int seq, int from, int to, Want want) {
+    const auto part = std::span<const Token>(tokens_).subspan(size_t(from), size_t(to - from));
+    session_.append(seq, part, want, [](int, std::span<const float>) {});
+  }
+
+  std::shared_ptr<engine::Model> model_;
+  std::vector<Token> tokens_;
+  engine::Session session_;
+  int work_;
+};
+
+// What one repetition computes and reads, by formula.
+void count_work(const engine::Session& session, BenchRow& row) {
+  const engine::Model& model = session.model();
+  const BenchTest& test = row.test;
+  if (test.n_prompt > 0) {
+    row.flops += (test.n_prompt - 1) * model.prompt_row_flops() + model.row_flops() + model.logits_flops();
+    const int n_ubatch = row.setup.n_ubatch;
+    for (int done = 0; done < test.n_prompt; done += n_ubatch)
+      row.read_bytes += double(model.step_weight_bytes()) +
+                        kv_read_bytes(session, test.n_depth + std::min(done + n_ubatch, test.n_prompt));
+  }
+  if (test.n_gen > 0) {
+    row.flops += test.n_gen * (model.row_flops() + model.logits_flops());
+    row.read_bytes += step_read_bytes(session, test.n_depth + test.n_prompt, test.n_gen) * test.n_gen;
+  }
+}
+
+BenchRow describe(const engine::Model& model, const BenchSetup& setup, const BenchTest& test) {
+  BenchRow row;
+  row.setup = setup;
+  row.test = test;
+  row.model_path = model.path();
+  row.model_type = model.description();
+  row.model_size = model.weight_bytes();
+  row.n_params = model.n_params();
+  row.n_threads = model.n_threads();
+  row.cpu = cpu_name();
+  row.isa = model.backend().caps().isa;
+  row.test_time = utc_time();
+  return row;
+}
+
+void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup& setup,
+                   const BenchPlan& plan, const cpu::Roofline& roofline,
+                   const std::function<void(const BenchRow&)>& done) {
+  Bench bench(model, setup, plan.tests);
+  if (!plan.quiet)
+    for (const std::string& line : bench.session().load_lines()) note(line);
+  for (const BenchTest& test : plan.tests) {
+    BenchRow row = describe(*model, setup, test);
+    row.roofline = roofline;
+    count_work(bench.session(), row);
+    bench.prefill(test.n_depth);
+    if (plan.warm_up) bench.time_once({test.n_prompt, std::min(test.n_gen, 4), test.n_depth});
+    const ForeignLoad others;
+    for (int i = 0; i < plan.repetitions; ++i) {
+      Progress progress(fmt::format("{} {}/{}", row.name(), i + 1, plan.repetitions));
+      progress.update(double(i) / plan.repetitions);
+      row.samples_s.push_back(bench.time_once(test));
+    }
+    row.foreign = others.share();
+    row.load = load_average();
+    done(row);
+  }
+}
+
+}  // namespace
+
+void measure(const std::shared_ptr<engine::Model>& model, const BenchPlan& plan,
+             const cpu::Roofline& roofline, const std::function<void(const BenchRow&)>& done) {
+  for (const BenchSetup& setup : plan.setups) measure_setup(model, setup, plan, roofline, done);
+}
+
+}  // namespace kvasir::app

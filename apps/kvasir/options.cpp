@@ -1,0 +1,199 @@
+#include "options.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <random>
+
+#include "base/cpu_features.h"
+#include "base/error.h"
+#include "formats/format.h"
+#include "graph/kv_layout.h"
+#include "machine.h"
+
+namespace kvasir::app {
+
+namespace fs = std::filesystem;
+
+Loudness loudness(const Args& args) {
+  if (args.on("quiet")) return Loudness::kQuiet;
+  return args.on("verbose") ? Loudness::kVerbose : Loudness::kNormal;
+}
+
+namespace {
+
+// Beside an installed program, or in the source tree that it was built from.
+std::string test_model() {
+  constexpr std::string_view kName = "tiny-gemma4-f16.gguf";
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path installed = (program.parent_path() / KVASIR_RELATIVE_MODEL_DIR / kName).lexically_normal();
+  const fs::path built = fs::path(KVASIR_DEFAULT_MODEL_DIR) / kName;
+  for (const fs::path& path : {installed, built})
+    if (fs::exists(path, error)) return path.string();
+  fail(ErrorCode::kBadFile, "no -m given, and the test model is neither at {} nor at {}; give -m MODEL.gguf",
+       installed.string(), built.string());
+}
+
+}  // namespace
+
+std::string model_path(const Args& args) {
+  if (args.given("model")) return args.text("model");
+  const std::string path = test_model();
+  note(
+      "no -m given: using the test model tiny-gemma4 (15.6 M parameters, trained on old novels; a test "
+      "object, not an "
+      "assistant)");
+  return path;
+}
+
+void require_backend(std::string_view backend) {
+  if (backend == "cpu") return;
+  fail(ErrorCode::kNoDevice,
+       "backend '{}': not built into this program; --backend cpu works here (`kvasir devices` lists all)",
+       backend);
+}
+
+void require_backend(const Args& args) {
+  require_backend(args.text("backend"));
+  const std::string& layers = args.text("gpu-layers");
+  if (layers == "auto" || layers == "0") return;
+  if (layers != "all" && (layers.empty() || layers.find_first_not_of("0123456789") != layers.npos))
+    fail(ErrorCode::kUsage, "-ngl {}: must be auto, all or a number of layers", layers);
+  fail(ErrorCode::kNoDevice,
+       "-ngl {}: asks for layers on a GPU, but this program has only the cpu backend; leave -ngl out or give "
+       "-ngl 0",
+       layers);
+}
+
+int thread_count(const Args& args) { return args.given("threads") ? args.integer("threads") : cpu_count(); }
+
+std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loud) {
+  Progress progress("loading " + fs::path(path).filename().string());
+  engine::LoadOptions options;
+  options.path = path;
+  options.n_threads = n_threads;
+  options.log = make_log(loud);
+  options.progress = [&](float fraction) { progress.update(fraction); };
+  return engine::Model::load(options);
+}
+
+std::shared_ptr<engine::Model> load_model(const Args& args) {
+  require_backend(args);
+  return load_model(model_path(args), thread_count(args), loudness(args));
+}
+
+DType kv_type(std::string_view name, bool keys) {
+  return formats::require(name, keys ? formats::kKeys : formats::kValues).type;
+}
+
+engine::KvTypes kv_types(const Args& args) {
+  engine::KvTypes types;
+  types.k = kv_type(args.text("cache-type-k"), true);
+  types.v = kv_type(args.text("cache-type-v"), false);
+  if (args.given("kv-swa")) {
+    const auto pair = split(args.text("kv-swa"), ':');
+    if (pair.size() != 2)
+      fail(ErrorCode::kUsage, "--kv-swa {}: must be K:V, two storage types, for example f16:q8_0",
+           args.text("kv-swa"));
+    for (const std::string& name : pair)
+      if (!formats::find(name))
+        fail(ErrorCode::kUsage, "--kv-swa {}: no storage type '{}'; a KV cache can hold: {}",
+             args.text("kv-swa"), name, formats::names(formats::kKeys));
+    types.k_sliding = kv_type(pair[0], true);
+    types.v_sliding = kv_type(pair[1], false);
+  }
+  return types;
+}
+
+bool flash_attention(std::string_view word, std::string_view what) {
+  return parse_on_off(word, what) != OnOff::kOff;
+}
+
+void require_memory(const engine::Model& model, const engine::SessionOptions& options) {
+  std::vector<graph::KvSpec> specs = model.graph().kv;
+  for (graph::KvSpec& spec : specs) {
+    spec.k_type = spec.window ? options.kv.k_sliding.value_or(options.kv.k) : options.kv.k;
+    spec.v_type = spec.window ? options.kv.v_sliding.value_or(options.kv.v) : options.kv.v;
+  }
+  const auto need = [&](int n_ctx) {
+    return double(graph::kv_total_bytes(specs, n_ctx, options.n_ubatch, options.n_seq));
+  };
+  const double available = double(memory_available());
+  if (available <= 0 || need(options.n_ctx) <= available) return;
+  int fits = options.n_ctx;
+  while (fits > 64 && need(fits) > available) fits -= std::max(64, fits / 16) / 64 * 64;
+  fail(ErrorCode::kNoMemory, "a context of {} needs {} for the KV cache, but {} is free; {}", options.n_ctx,
+       size_text(need(options.n_ctx)), size_text(available),
+       need(fits) <= available ? fmt::format("-c {} fits, or choose a smaller type with -ctk and -ctv", fits)
+                               : "close other programs or use a smaller model");
+}
+
+engine::SessionOptions session_options(const Args& args, const engine::Model& model) {
+  engine::SessionOptions options;
+  const int trained = model.config().n_ctx_train;
+  options.n_ctx = args.integer("ctx-size");
+  if (options.n_ctx == 0)
+    options.n_ctx = trained;
+  else if (trained > 0 && options.n_ctx > trained)
+    note("warning: -c {} is more than the {} positions this model was trained for; expect worse text",
+         options.n_ctx, trained);
+  options.n_batch = args.integer("batch-size");
+  options.n_ubatch = args.integer("ubatch-size");
+  if (options.n_ubatch > options.n_batch) {
+    if (args.given("ubatch-size") && args.given("batch-size"))
+      fail(ErrorCode::kUsage, "-ub {}: must not be more than -b {}; give -b {} or a smaller -ub",
+           options.n_ubatch, options.n_batch, options.n_ubatch);
+    if (args.given("ubatch-size"))
+      options.n_batch = options.n_ubatch;
+    else
+      options.n_ubatch = options.n_batch;
+  }
+  options.kv = kv_types(args);
+  options.flash_attention = flash_attention(args.text("flash-attn"), "-fa");
+  require_memory(model, options);
+  return options;
+}
+
+engine::SamplerOptions sampler_options(const Args& args) {
+  engine::SamplerOptions options;
+  options.temperature = float(args.number("temperature"));
+  options.top_k = args.integer("top-k");
+  options.top_p = float(args.number("top-p"));
+  options.min_p = float(args.number("min-p"));
+  options.repeat_penalty = float(args.number("repeat-penalty"));
+  options.repeat_last_n = args.integer("repeat-last-n");
+  const int64_t seed = args.big_integer("seed");
+  options.seed = seed >= 0 ? uint64_t(seed) : std::random_device{}();
+  return options;
+}
+
+std::string read_text(const std::string& path) {
+  std::FILE* file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
+  if (!file) fail(ErrorCode::kBadFile, "{}: cannot be opened: {}", path, std::strerror(errno));
+  std::string text;
+  char buffer[1 << 16];
+  size_t n = 0;
+  while ((n = std::fread(buffer, 1, sizeof buffer, file)) > 0) text.append(buffer, n);
+  const int error = std::ferror(file) ? errno : 0;
+  if (file != stdin) std::fclose(file);
+  if (error) fail(ErrorCode::kBadFile, "{}: cannot be read: {}", path, std::strerror(error));
+  return text;
+}
+
+std::string prompt_text(const Args& args) {
+  if (args.given("prompt") && args.given("file"))
+    fail(ErrorCode::kUsage, "-p and -f are both given; a prompt comes from one of them");
+  if (!args.given("prompt") && !args.given("file"))
+    fail(ErrorCode::kUsage, "no prompt; give -p TEXT, -f FILE, or -f - to read standard input");
+  std::string text;
+  if (args.given("file"))
+    text = read_text(args.text("file"));
+  else
+    text = args.on("no-escape") ? args.text("prompt") : resolve_escapes(args.text("prompt"));
+  require_utf8(text, args.given("file") ? args.text("file") : "-p");
+  return text;
+}
+
+}  // namespace kvasir::app

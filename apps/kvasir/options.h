@@ -1,0 +1,53 @@
+// Options that several sub-commands share, and what the engine gets from them.
+#pragma once
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "console.h"
+#include "engine/sampler.h"
+#include "engine/session.h"
+#include "flags.h"
+
+namespace kvasir::app {
+
+// Rows of the flag table.
+std::vector<Flag> model_flags();    // -m --backend -t -ngl
+std::vector<Flag> context_flags();  // -c -b -ub
+std::vector<Flag> cache_flags();    // -ctk -ctv --kv-swa -fa
+std::vector<Flag> sampling_flags(std::string_view default_temperature);
+std::vector<Flag> prompt_flags();  // -p -f
+std::vector<Flag> output_flags();  // --json -v -q --help
+Flag help_flag();
+Flag json_flag();
+std::vector<Flag> join(std::initializer_list<std::vector<Flag>> parts);
+
+Loudness loudness(const Args& args);
+// -m, or the test model that comes with the program (said on stderr).
+std::string model_path(const Args& args);
+// Throws Error{kNoDevice} for a backend that this build lacks and for layers asked onto a GPU (-ngl).
+void require_backend(std::string_view backend);
+void require_backend(const Args& args);
+int thread_count(const Args& args);
+std::shared_ptr<engine::Model> load_model(const Args& args);
+std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loudness);
+// -ctk, -ctv: throws Error{kRefused} for a type without the role.
+DType kv_type(std::string_view name, bool keys);
+engine::KvTypes kv_types(const Args& args);
+bool flash_attention(std::string_view word, std::string_view what);
+// Options of a session over `model`; n_ctx resolved and checked against the memory that is free.
+engine::SessionOptions session_options(const Args& args, const engine::Model& model);
+// Throws Error{kNoMemory} with required, free and the largest context that fits.
+void require_memory(const engine::Model& model, const engine::SessionOptions& options);
+engine::SamplerOptions sampler_options(const Args& args);
+// Text of -p (escapes resolved) or -f; throws Error{kUsage} when there is none, or when it is not UTF-8.
+std::string prompt_text(const Args& args);
+// Whole file, or standard input for "-". Throws Error{kBadFile}.
+std::string read_text(const std::string& path);
+// Throws Error{kUsage} "WHAT: not UTF-8 at byte N".
+void require_utf8(std::string_view text, std::string_view what);
+// "\n" "\t" "\\" "\"" "\x41" -> the character.
+std::string resolve_escapes(std::string_view text);
+
+}  // namespace kvasir::app
