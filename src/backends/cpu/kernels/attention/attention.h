@@ -1,33 +1,40 @@
 // Attention over the paged KV cache, and writing to it.
 //
-//   out[r][h] = sum_j p_j v_j,  p = softmax_j( cap(scale * q[r][h] . k_j) ),  cap(x) = c * tanh(x / c) when c > 0
-// over the keys j visible to row r: pos_j <= pos_r and (window == 0 or pos_r - pos_j < window). Query head h reads KV
-// head h / (n_head / n_kv).
+//   out[r][h] = sum_j p_j v_j,  p = softmax_j( cap(scale * q[r][h] . k_j) ),  cap(x) = c * tanh(x / c) when c
+//   > 0
+// over the keys j visible to row r: pos_j <= pos_r and (window == 0 or pos_r - pos_j < window). Query head h
+// reads KV head h / (n_head / n_kv).
 //
-// Keys are taken in chunks of 256 (4 pages), aligned by position. A chunk gives (max, sum, out) of its own; chunks merge in
-// index order. So the bits of a row depend neither on the rows beside it, nor on the batch, nor on the threads.
-// Bound: decode reads every visible K and V once per KV head; prefill costs 4 * head_dim * visible pairs flops a head.
+// Keys are taken in chunks of 256 (4 pages), aligned by position. A chunk gives (max, sum, out) of its own;
+// chunks merge in index order. So the bits of a row depend neither on the rows beside it, nor on the batch,
+// nor on the threads. Bound: decode reads every visible K and V once per KV head; prefill costs 4 * head_dim
+// * visible pairs flops a head.
 //
 // Page of a cache (64 tokens), for each KV head: all keys, then all values; see page layout in kv_page.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/cpu_features.h"
 #include "graph/graph.h"
 
 namespace kvasir::cpu {
 
+inline constexpr int kMaxHeadDim = 512;
+
 struct AttentionVariant;  // one row of variants.def: (K type, V type, ISA), any head_dim listed there
 
 // Rows of ONE sequence, contiguous, rising positions.
 struct AttentionArgs {
   const AttentionVariant* variant = nullptr;
-  const float* q = nullptr;          // [n_rows][n_head * head_dim], roped at pos
-  const float* q_shifted = nullptr;  // the same roped at pos + shift; used for pages >= keep_pages when not null
-  int64_t q_stride = 0;              // floats
-  float* out = nullptr;              // [n_rows][n_head * head_dim]
+  const float* q = nullptr;  // [n_rows][n_head * head_dim], roped at pos
+  const float* q_shifted =
+      nullptr;           // the same roped at pos + shift; used for pages >= keep_pages when not null
+  int64_t q_stride = 0;  // floats
+  float* out = nullptr;  // [n_rows][n_head * head_dim]
   int64_t out_stride = 0;
   const graph::Row* rows = nullptr;
   int n_rows = 0;
@@ -39,13 +46,24 @@ struct AttentionArgs {
   float scale = 1, softcap = 0;
 };
 
-// nullptr when that pair or head size is not built for `isa` or below; `why` then says required / supported / missing.
-// `flash` false selects the plain path: raw scores of all visible keys, one softmax, one weighted sum.
+// nullptr when that pair or head size is not built for `isa` or below; `why` then says required / supported /
+// missing. `flash` false selects the plain path: raw scores of all visible keys, one softmax, one weighted
+// sum.
 const AttentionVariant* find_attention(DType k, DType v, int head_dim, Isa isa, bool flash, std::string* why);
 const char* attention_name(const AttentionVariant& variant);  // "f16/f16.flash.avx512"
 
-// The work of one attention call as independent items in two phases; a barrier lies between them. Everything depends on
-// shape and positions only.
+// Every variant this CPU can run and every head size they take, for tests and benchmarks.
+struct AttentionInfo {
+  const AttentionVariant* variant;
+  DType k, v;
+  Isa isa;
+  bool flash;
+};
+std::vector<AttentionInfo> attention_variants();
+std::span<const int> attention_head_dims();
+
+// The work of one attention call as independent items in two phases; a barrier lies between them. Everything
+// depends on shape and positions only.
 struct AttentionPlan {
   int64_t n_items[2] = {0, 0};
   size_t shared_bytes = 0;  // scratch shared by all threads (partials of split chunks)
@@ -54,11 +72,11 @@ struct AttentionPlan {
 AttentionPlan plan_attention(const AttentionArgs& args);
 // An upper bound of both scratch sizes for up to max_rows rows and n_ctx positions.
 AttentionPlan bound_attention(const AttentionArgs& shape, int max_rows, int n_ctx);
-void run_attention(const AttentionArgs& args, const AttentionPlan& plan, int phase, int64_t item, std::byte* shared,
-                   std::byte* thread_scratch);
+void run_attention(const AttentionArgs& args, const AttentionPlan& plan, int phase, int64_t item,
+                   std::byte* shared, std::byte* thread_scratch);
 
-// Stores keys and values of rows [begin, end) at their positions. Returns the first row whose key or value is not finite or
-// overflows the type, or -1.
+// Stores keys and values of rows [begin, end) at their positions. Returns the first row whose key or value is
+// not finite or overflows the type, or -1.
 struct AppendArgs {
   DType k_type{}, v_type{};
   const float* k = nullptr;  // [n_rows][n_kv * head_dim]
@@ -66,7 +84,7 @@ struct AppendArgs {
   int64_t k_stride = 0, v_stride = 0;
   const graph::Row* rows = nullptr;  // any sequences
   std::span<const graph::SequenceView> sequences;
-  int table_class = 0;               // 0 global, 1 sliding
+  int table_class = 0;  // 0 global, 1 sliding
   std::byte* pages = nullptr;
   size_t page_bytes = 0;
   int n_kv = 0, head_dim = 0;

@@ -1,0 +1,291 @@
+// Variants, plans and dispatch of attention.
+#include "backends/cpu/kernels/attention/attention.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "backends/cpu/kernels/attention/kernels.h"
+#include "backends/cpu/kernels/attention/kv_page.h"
+#include "formats/format.h"
+
+namespace kvasir::cpu {
+
+struct AttentionVariant {
+  DType k, v;
+  Isa isa;
+  bool flash;
+  const AttentionKernels* kernels;
+  const KeyProducer* keys;      // flash only
+  const ValueProducer* values;  // flash only
+  std::string name;
+};
+
+#define KVASIR_ATTENTION_ISA(isa) extern const AttentionKernels kAttention_##isa;
+#include "backends/cpu/kernels/attention/variants.def"
+#undef KVASIR_ATTENTION_ISA
+
+namespace {
+
+constexpr const AttentionKernels* kKernels[] = {
+#define KVASIR_ATTENTION_ISA(isa) &kAttention_##isa,
+#include "backends/cpu/kernels/attention/variants.def"
+#undef KVASIR_ATTENTION_ISA
+};
+
+constexpr DType kTypes[] = {
+#define KVASIR_ATTENTION_TYPE(type) DType::type,
+#include "backends/cpu/kernels/attention/variants.def"
+#undef KVASIR_ATTENTION_TYPE
+};
+
+constexpr int kHeadDims[] = {
+#define KVASIR_ATTENTION_HEAD_DIM(n) n,
+#include "backends/cpu/kernels/attention/variants.def"
+#undef KVASIR_ATTENTION_HEAD_DIM
+};
+
+// Rows in rising order of isa; built once, immutable.
+const std::vector<AttentionVariant>& table() {
+  static const std::vector<AttentionVariant> rows = [] {
+    std::vector<AttentionVariant> out;
+    for (const AttentionKernels* kernels : kKernels)
+      for (DType k : kTypes)
+        for (DType v : kTypes)
+          for (bool flash : {true, false}) {
+            const auto *kf = formats::find(k), *vf = formats::find(v);
+            const KeyProducer* keys = kernels->keys(k);
+            const ValueProducer* values = kernels->values(v);
+            if (!kf || !vf || !kf->has_role(formats::kKeys) || !vf->has_role(formats::kValues)) continue;
+            if (flash && (!keys || !values)) continue;
+            out.push_back({k, v, kernels->isa, flash, kernels, keys, values,
+                           fmt::format("{}/{}.{}.{}", kf->name, vf->name, flash ? "flash" : "plain",
+                                       isa_name(kernels->isa))});
+          }
+    return out;
+  }();
+  return rows;
+}
+
+std::string type_name(DType type) {
+  const auto* format = formats::find(type);
+  return format ? std::string(format->name) : fmt::format("type {}", uint32_t(type));
+}
+
+std::string explain(DType k, DType v, int head_dim) {
+  std::string types, dims;
+  for (DType type : kTypes)
+    if (formats::find(type)) types += (types.empty() ? "" : " ") + type_name(type);
+  for (int d : kHeadDims) dims += fmt::format("{}{}", dims.empty() ? "" : " ", d);
+  std::string missing;
+  const auto add = [&](const std::string& what) { missing += (missing.empty() ? "" : ", ") + what; };
+  if (!std::ranges::count(kHeadDims, head_dim)) add(fmt::format("head size {}", head_dim));
+  if (!std::ranges::count(kTypes, k) || !formats::find(k)) add(fmt::format("K type {}", type_name(k)));
+  if (!std::ranges::count(kTypes, v) || !formats::find(v)) add(fmt::format("V type {}", type_name(v)));
+  return fmt::format(
+      "attention: required K {}, V {}, head size {}; supported K and V: {}; head sizes: {}; missing: {}",
+      type_name(k), type_name(v), head_dim, types, dims, missing);
+}
+
+constexpr int kSplitRows = 128;    // query rows over all KV heads up to which the keys are split
+constexpr int kSplitItems = 64;    // as many items as are wanted of a split
+constexpr int kUnsplitItems = 16;  // likewise without a split
+
+// How a flash call is cut. Everything follows from shapes and positions.
+struct Cut {
+  int n_rows;      // query rows a KV head
+  int block_rows;  // query rows an item
+  int n_blocks;
+  int first_chunk, end_chunk;
+  bool split;
+  int unit;  // chunks a unit of a split: 1 or kSpanChunks
+  int n_units;
+
+  int unit_begin(int u) const { return u == 0 ? first_chunk : (first_chunk / unit + u) * unit; }
+  int unit_end(int u) const { return std::min(end_chunk, (first_chunk / unit + u + 1) * unit); }
+};
+
+int units(int first_chunk, int end_chunk, int unit) {
+  return (end_chunk + unit - 1) / unit - first_chunk / unit;
+}
+
+Cut cut(const AttentionArgs& args) {
+  Cut c{};
+  c.n_rows = args.n_rows * (args.n_head / args.n_kv);
+  c.split = c.n_rows * args.n_kv <= kSplitRows;
+  const int wanted = (c.n_rows * args.n_kv / kUnsplitItems + 7) / 8 * 8;
+  c.block_rows = c.split ? kBlockRows : std::clamp(wanted, 8, kBlockRows);
+  c.n_blocks = (c.n_rows + c.block_rows - 1) / c.block_rows;
+  c.first_chunk = visible(args.rows[0].pos, args.window).begin / kChunk;
+  c.end_chunk = args.rows[args.n_rows - 1].pos / kChunk + 1;
+  c.unit = 1;
+  if (!c.split) return c;
+  if (int64_t(c.end_chunk - c.first_chunk) * c.n_blocks * args.n_kv > kSplitItems) c.unit = kSpanChunks;
+  c.n_units = units(c.first_chunk, c.end_chunk, c.unit);
+  return c;
+}
+
+// Floats of the partial of one (KV head, block, unit).
+size_t partial_floats(const Cut& c, int head_dim) {
+  return size_t(std::min(c.block_rows, c.n_rows)) * (size_t(head_dim) + 2);
+}
+
+size_t round64(size_t n) { return (n + 63) / 64 * 64; }
+
+size_t flash_thread_bytes(const AttentionVariant& variant, int head_dim) {
+  return round64(FlashScratch(variant.keys->query_bytes(head_dim), head_dim).total);
+}
+
+size_t plain_thread_bytes(const AttentionArgs& args, int n_keys) {
+  const size_t heads = size_t(args.n_head / args.n_kv);
+  return round64(sizeof(float) * (size_t(graph::kPageTokens) * args.head_dim + heads * size_t(n_keys)));
+}
+
+int row_keys(const AttentionArgs& args, int row) {
+  const Visible v = visible(args.rows[row].pos, args.window);
+  return v.end - v.begin;
+}
+
+}  // namespace
+
+const AttentionKernels* best_attention_kernels(Isa isa) {
+  const AttentionKernels* best = nullptr;
+  for (const AttentionKernels* kernels : kKernels)
+    if (kernels->isa <= isa) best = kernels;  // rows rise in isa
+  return best;
+}
+
+const AttentionVariant* find_attention(DType k, DType v, int head_dim, Isa isa, bool flash,
+                                       std::string* why) {
+  const AttentionVariant* found = nullptr;
+  if (std::ranges::count(kHeadDims, head_dim))
+    for (const AttentionVariant& row : table())
+      if (row.k == k && row.v == v && row.flash == flash && row.isa <= isa) found = &row;
+  if (!found && why) *why = explain(k, v, head_dim);
+  return found;
+}
+
+const char* attention_name(const AttentionVariant& variant) { return variant.name.c_str(); }
+
+std::vector<AttentionInfo> attention_variants() {
+  std::vector<AttentionInfo> out;
+  for (const AttentionVariant& row : table())
+    if (cpu_supports(row.isa)) out.push_back({&row, row.k, row.v, row.isa, row.flash});
+  return out;
+}
+
+std::span<const int> attention_head_dims() { return kHeadDims; }
+
+AttentionPlan plan_attention(const AttentionArgs& args) {
+  AttentionPlan plan;
+  if (args.n_rows == 0) return plan;
+  if (!args.variant->flash) {
+    plan.n_items[0] = int64_t(args.n_rows) * args.n_kv;
+    int most = 0;
+    for (int r = 0; r < args.n_rows; ++r) most = std::max(most, row_keys(args, r));
+    plan.thread_bytes = plain_thread_bytes(args, most);
+    return plan;
+  }
+  const Cut c = cut(args);
+  plan.n_items[0] = int64_t(args.n_kv) * c.n_blocks * (c.split ? c.n_units : 1);
+  plan.thread_bytes = flash_thread_bytes(*args.variant, args.head_dim);
+  if (c.split) {
+    plan.n_items[1] = int64_t(c.n_rows) * args.n_kv;
+    plan.shared_bytes = round64(sizeof(float) * partial_floats(c, args.head_dim) * size_t(plan.n_items[0]));
+  }
+  return plan;
+}
+
+AttentionPlan bound_attention(const AttentionArgs& shape, int max_rows, int n_ctx) {
+  AttentionPlan plan;
+  const int keys = shape.window > 0 ? std::min(n_ctx, shape.window) : n_ctx;
+  if (!shape.variant->flash) {
+    plan.thread_bytes = plain_thread_bytes(shape, keys);
+    return plan;
+  }
+  plan.thread_bytes = flash_thread_bytes(*shape.variant, shape.head_dim);
+  const int rows = std::min(kSplitRows, max_rows * shape.n_head);
+  // Rows of a split span at most kSplitRows positions more than the window; a range of n keys touches n / 256
+  // + 2 chunks.
+  const int chunks = std::min((n_ctx + kChunk - 1) / kChunk, (keys + kSplitRows) / kChunk + 2);
+  const size_t row_floats = size_t(shape.head_dim) + 2;
+  const size_t by_chunk = size_t(std::min(chunks * rows, kSplitItems * std::min(rows, kBlockRows)));
+  const size_t by_span = size_t(chunks / kSpanChunks + 2) * size_t(rows + kBlockRows);
+  plan.shared_bytes = round64(sizeof(float) * row_floats * std::max(by_chunk + kBlockRows, by_span));
+  return plan;
+}
+
+namespace {
+
+// Where the partial of (KV head, block, unit) lies.
+float* partial_at(const AttentionArgs& args, const Cut& c, std::byte* shared, int kv_head, int block,
+                  int unit) {
+  const size_t index = (size_t(kv_head) * c.n_blocks + block) * c.n_units + unit;
+  return reinterpret_cast<float*>(shared) + index * partial_floats(c, args.head_dim);
+}
+
+void run_flash(const AttentionArgs& args, const Cut& c, int64_t index, std::byte* shared,
+               std::byte* scratch) {
+  const AttentionVariant& variant = *args.variant;
+  FlashItem item{
+      &args, variant.keys, variant.values, formats::require(variant.k).row_bytes(args.head_dim), 0, 0, 0, 0,
+      0,     nullptr};
+  const int group_heads = args.n_head / args.n_kv;
+  int block, unit = 0;
+  if (c.split) {
+    unit = int(index % c.n_units);
+    block = int(index / c.n_units % c.n_blocks);
+    item.kv_head = int(index / c.n_units / c.n_blocks);
+  } else {
+    block = c.n_blocks - 1 - int(index / args.n_kv);  // later rows see more keys: longest items first
+    item.kv_head = int(index % args.n_kv);
+  }
+  item.row = block * c.block_rows;
+  item.n_rows = std::min(c.block_rows, c.n_rows - item.row);
+  const int first = args.rows[item.row / group_heads].pos;
+  const int last = args.rows[(item.row + item.n_rows - 1) / group_heads].pos;
+  item.chunk_begin = visible(first, args.window).begin / kChunk;
+  item.chunk_end = last / kChunk + 1;
+  if (c.split) {
+    item.chunk_begin = std::max(item.chunk_begin, c.unit_begin(unit));
+    item.chunk_end = std::min(item.chunk_end, c.unit_end(unit));
+    item.partial = partial_at(args, c, shared, item.kv_head, block, unit);
+  }
+  variant.kernels->flash(item, scratch);
+}
+
+void run_merge(const AttentionArgs& args, const Cut& c, int64_t index, std::byte* shared,
+               std::byte* scratch) {
+  const int kv_head = int(index / c.n_rows), row = int(index % c.n_rows);
+  const int block = row / c.block_rows, in_block = row % c.block_rows;
+  const int rows = std::min(c.block_rows, c.n_rows - block * c.block_rows);
+  const int group_heads = args.n_head / args.n_kv;
+  const float* base = partial_at(args, c, shared, kv_head, block, 0);
+  const int64_t head = int64_t(kv_head) * group_heads + row % group_heads;
+  float* result = args.out + int64_t(row / group_heads) * args.out_stride + head * args.head_dim;
+  args.variant->kernels->merge(
+      {args.head_dim, c.first_chunk, c.unit, c.n_units, base + in_block, base + rows + in_block,
+       base + 2 * rows + size_t(in_block) * args.head_dim, partial_floats(c, args.head_dim), result},
+      scratch);
+}
+
+}  // namespace
+
+void run_attention(const AttentionArgs& args, const AttentionPlan&, int phase, int64_t item,
+                   std::byte* shared, std::byte* thread_scratch) {
+  if (!args.variant->flash) {
+    const PlainItem plain{&args, args.variant->k, args.variant->v, int(item % args.n_kv),
+                          int(item / args.n_kv)};
+    args.variant->kernels->plain(plain, thread_scratch);
+    return;
+  }
+  const Cut c = cut(args);
+  if (phase == 0)
+    run_flash(args, c, item, shared, thread_scratch);
+  else
+    run_merge(args, c, item, shared, thread_scratch);
+}
+
+}  // namespace kvasir::cpu

@@ -1,0 +1,313 @@
+// Flash attention over paged keys and values, generic over the vector type; see attention.h for the formula
+// and kernels.h for the parts. Everything a row goes through is lane-wise in an order fixed by position, so
+// that its bits do not depend on the rows beside it. Included once by each ISA file, into an unnamed
+// namespace.
+#include "backends/cpu/kernels/attention/kernels.h"
+#include "backends/cpu/kernels/attention/math_body.h"
+
+namespace kvasir::cpu {
+namespace {
+
+// Bump allocator over scratch memory; every block starts on a cache line.
+struct Arena {
+  std::byte* next;
+  template <typename T>
+  T* take(size_t n) {
+    T* block = reinterpret_cast<T*>(next);
+    next += (n * sizeof(T) + 63) / 64 * 64;
+    return block;
+  }
+};
+
+// Running (max, sum, unnormalised output) of the rows of a block; maxima in units of log2.
+struct State {
+  float* m;
+  float* l;
+  float* out;
+};
+
+State take_state(Arena& arena, int head_dim) {
+  return {arena.take<float>(kBlockRows), arena.take<float>(kBlockRows),
+          arena.take<float>(size_t(kBlockRows) * head_dim)};
+}
+
+constexpr float kMinusInf = -__builtin_inff();
+
+void clear(const State& s, int n_rows, int head_dim) {
+  for (int i = 0; i < kBlockRows; ++i) s.m[i] = kMinusInf;
+  for (int i = 0; i < kBlockRows; ++i) s.l[i] = 0;
+  __builtin_memset(s.out, 0, sizeof(float) * size_t(n_rows) * head_dim);
+}
+
+// Factors that bring (m, l) and a part (pm, pl) to their common maximum; updates m and l. An empty side gets
+// factor 0, and 2^0 is exactly 1, so that merging with nothing changes no bit.
+template <typename Vec>
+void merge_factors(float* m, float* l, const float* pm, const float* pl, int n, float* keep, float* blend) {
+  for (int i = 0; i < n; i += Vec::kN) {
+    const auto old = Vec::load(m + i), part = Vec::load(pm + i);
+    const auto top = Vec::max(old, part);
+    const auto base = Vec::max(top, Vec::set1(-3e38f));  // both empty: keeps -inf - -inf away
+    const auto a = exp2<Vec>(Vec::sub(old, base)), b = exp2<Vec>(Vec::sub(part, base));
+    Vec::store(keep + i, a);
+    Vec::store(blend + i, b);
+    Vec::store(l + i, Vec::fma(Vec::load(pl + i), b, Vec::mul(Vec::load(l + i), a)));
+    Vec::store(m + i, top);
+  }
+}
+
+template <typename Vec>
+inline typename Vec::F merged(typename Vec::F old, typename Vec::F keep, typename Vec::F part,
+                              typename Vec::F blend) {
+  return Vec::fma(part, blend, Vec::mul(old, keep));
+}
+
+template <typename Vec>
+void merge_out(float* out, const float* part, float keep, float blend, int n) {
+  const auto a = Vec::set1(keep), b = Vec::set1(blend);
+  for (int i = 0; i < n; i += Vec::kN)
+    Vec::store(out + i, merged<Vec>(Vec::load(out + i), a, Vec::load(part + i), b));
+}
+
+// Turns scores of columns [lo, hi) into weights 2^(s - max) in place, zero in the rest of [zero_lo, zero_hi).
+template <typename Vec>
+void softmax_row(float* s, int lo, int hi, int zero_lo, int zero_hi, float cap, float* max, float* sum) {
+  constexpr int n = Vec::kN;
+  const int first = lo / n * n, last = (hi + n - 1) / n * n;
+  for (int i = zero_lo / n * n; i < first; i += n) Vec::store(s + i, Vec::zero());
+  for (int i = last; i < zero_hi; i += n) Vec::store(s + i, Vec::zero());
+  auto top = Vec::set1(kMinusInf);
+  for (int i = first; i < last; i += n) {
+    auto x = Vec::load(s + i);
+    if (cap > 0) x = softcap<Vec>(x, cap);
+    if (i < lo || i + n > hi) x = Vec::keep(x, lo - i, hi - i, Vec::set1(kMinusInf));
+    Vec::store(s + i, x);
+    top = Vec::max(top, x);
+  }
+  *max = Vec::reduce_max(top);
+  auto total = Vec::zero();
+  const auto base = Vec::set1(*max);
+  for (int i = first; i < last; i += n) {
+    const auto e = exp2<Vec>(Vec::sub(Vec::load(s + i), base));
+    Vec::store(s + i, e);
+    total = Vec::add(total, e);
+  }
+  *sum = Vec::reduce_add(total);
+}
+
+template <typename Vec>
+struct Flash {
+  const FlashItem& item;
+  const AttentionArgs& args;
+  int group_heads;              // query heads a KV head
+  size_t key_bytes, region;     // of one head's key region; where this KV head starts in a page
+  std::byte* query[2];          // packed: roped at pos; roped at pos + shift
+  float* scores;                // [kBlockRows][kChunk]
+  float *m, *l, *keep, *blend;  // of one chunk
+  State span, total;
+  std::byte* producer;
+  RowTile tiles[kBlockRows];
+  int n_tiles = 0;
+  int lo[kBlockRows], hi[kBlockRows];  // positions each row sees
+
+  Flash(const FlashItem& it, std::byte* scratch) : item(it), args(*it.args) {
+    group_heads = args.n_head / args.n_kv;
+    const size_t head = args.page_bytes / size_t(args.n_kv);
+    key_bytes = size_t(graph::kPageTokens) * item.key_row;
+    region = head * size_t(item.kv_head);
+    Arena arena{scratch};
+    const size_t query_bytes = item.keys->query_bytes(args.head_dim);
+    for (auto& q : query) q = arena.take<std::byte>(query_bytes);
+    scores = arena.take<float>(size_t(kBlockRows) * kChunk);
+    for (float** p : {&m, &l, &keep, &blend}) *p = arena.take<float>(kBlockRows);
+    span = take_state(arena, args.head_dim);
+    total = take_state(arena, args.head_dim);
+    producer = arena.take<std::byte>(kProducerScratch);
+  }
+
+  int token(int row) const { return (item.row + row) / group_heads; }
+  int head(int row) const { return item.kv_head * group_heads + (item.row + row) % group_heads; }
+
+  void make_tiles() {
+    for (int row = 0; row < item.n_rows; ++row) {
+      const Visible v = visible(args.rows[token(row)].pos, args.window);
+      lo[row] = v.begin;
+      hi[row] = v.end;
+    }
+    for (int row = 0; row < item.n_rows; row += Vec::kTileRows) {
+      RowTile& tile = tiles[n_tiles++];
+      const int left = item.n_rows - row;
+      tile = {row, left < Vec::kTileRows ? left : Vec::kTileRows, lo[row], 0};
+      tile.hi = hi[row + tile.n - 1];
+    }
+  }
+
+  void pack_queries() {
+    const float scale = args.scale * 1.44269504088896341f;  // scores in units of log2
+    const float* sources[2] = {args.q, args.q_shifted ? args.q_shifted : nullptr};
+    for (int form = 0; form < 2; ++form) {
+      if (!sources[form]) continue;
+      for (int t = 0; t < n_tiles; ++t) {
+        const float* rows[Vec::kTileRows];
+        for (int i = 0; i < tiles[t].n; ++i) {
+          const int row = tiles[t].row + i;
+          rows[i] = sources[form] + int64_t(token(row)) * args.q_stride + int64_t(head(row)) * args.head_dim;
+        }
+        item.keys->pack_query(rows, tiles[t], args.head_dim, scale, query[form]);
+      }
+    }
+  }
+
+  // Key region of the page at index p, or nullptr when it is not stored.
+  const std::byte* page(int p) const {
+    if (p < 0 || size_t(p) >= args.page_table.size() || args.page_table[p] < 0) return nullptr;
+    return args.pages + size_t(args.page_table[p]) * args.page_bytes + region;
+  }
+
+  // What comes after key group `group` (absolute index) of this chunk, for prefetching.
+  const std::byte* after_group(int group, int end_group, const std::byte* here) const {
+    const int next = group + 1;
+    if (next >= end_group) {
+      const std::byte* first = page(tiles[0].lo > chunk_begin ? tiles[0].lo / 64 : chunk_begin / 64);
+      return first ? first + key_bytes : here;
+    }
+    const std::byte* base = page(next / 2);
+    return base ? base + (next % 2 ? key_bytes / 2 : 0) : here;
+  }
+
+  int chunk_begin = 0;
+
+  void score_chunk() {
+    const int from = tiles[0].lo > chunk_begin ? tiles[0].lo : chunk_begin;
+    const int last = tiles[n_tiles - 1].hi;
+    const int to = last < chunk_begin + kChunk ? last : chunk_begin + kChunk;
+    const int end_group = (to + kGroupKeys - 1) / kGroupKeys;
+    for (int group = from / kGroupKeys; group < end_group; ++group) {
+      const int p = group / 2, key = group * kGroupKeys;
+      const std::byte* keys = page(p);
+      if (!keys) continue;
+      int t0 = 0, t1 = n_tiles;  // tiles rise in position: those that see the group are contiguous
+      while (t0 < t1 && tiles[t0].hi <= key) ++t0;
+      while (t1 > t0 && tiles[t1 - 1].lo >= key + kGroupKeys) --t1;
+      if (t0 == t1) continue;
+      const bool shifted = args.q_shifted && p >= args.keep_pages;
+      item.keys->score({keys, group % 2, args.head_dim, query[shifted], tiles + t0, t1 - t0,
+                        after_group(group, end_group, keys), scores + (key - chunk_begin), producer});
+    }
+  }
+
+  void softmax_chunk() {
+    const float cap = args.softcap * 1.44269504088896341f;
+    for (int i = 0; i < kBlockRows; ++i) m[i] = kMinusInf;
+    for (int i = 0; i < kBlockRows; ++i) l[i] = 0;
+    for (int t = 0; t < n_tiles; ++t) {
+      const int zero_lo = clip(tiles[t].lo), zero_hi = clip(tiles[t].hi);
+      if (zero_lo >= zero_hi) continue;
+      for (int row = tiles[t].row; row < tiles[t].row + tiles[t].n; ++row) {
+        const int a = clip(lo[row]), b = clip(hi[row]);
+        if (a < b)
+          softmax_row<Vec>(scores + row * kChunk, a, b, zero_lo, zero_hi, cap, m + row, l + row);
+        else
+          __builtin_memset(scores + row * kChunk, 0, sizeof(float) * kChunk);
+      }
+    }
+  }
+
+  int clip(int pos) const {
+    const int column = pos - chunk_begin;
+    return column < 0 ? 0 : column > kChunk ? kChunk : column;
+  }
+
+  void mix_chunk(const std::byte* prefetch) {
+    MixTask task{{},     0,    args.head_dim, tiles,    n_tiles,  chunk_begin,
+                 scores, keep, blend,         prefetch, span.out, producer};
+    const int begin = clip(tiles[0].lo), end = clip(tiles[n_tiles - 1].hi);
+    for (int column = begin; column < end;) {
+      const int page_end = (column / 64 + 1) * 64, stop = page_end < end ? page_end : end;
+      if (const std::byte* keys = page((chunk_begin + column) / 64))
+        task.pieces[task.n_pieces++] = {keys + key_bytes, column % 64, stop - column, column};
+      column = stop;
+    }
+    if (!prefetch && task.n_pieces) task.prefetch = task.pieces[0].values;
+    if (task.n_pieces) item.values->mix(task);
+  }
+
+  void merge_span() {
+    merge_factors<Vec>(total.m, total.l, span.m, span.l, item.n_rows, keep, blend);
+    for (int row = 0; row < item.n_rows; ++row)
+      merge_out<Vec>(total.out + size_t(row) * args.head_dim, span.out + size_t(row) * args.head_dim,
+                     keep[row], blend[row], args.head_dim);
+    clear(span, item.n_rows, args.head_dim);
+  }
+
+  void write_partial() {
+    float* p = item.partial;
+    __builtin_memcpy(p, span.m, sizeof(float) * item.n_rows);
+    __builtin_memcpy(p + item.n_rows, span.l, sizeof(float) * item.n_rows);
+    __builtin_memcpy(p + 2 * item.n_rows, span.out, sizeof(float) * size_t(item.n_rows) * args.head_dim);
+  }
+
+  void write_result() {
+    for (int row = 0; row < item.n_rows; ++row)
+      scale_out<Vec>(total.out + size_t(row) * args.head_dim, total.l[row], args.head_dim,
+                     args.out + int64_t(token(row)) * args.out_stride + int64_t(head(row)) * args.head_dim);
+  }
+
+  void run() {
+    make_tiles();
+    pack_queries();
+    clear(span, item.n_rows, args.head_dim);
+    if (!item.partial) clear(total, item.n_rows, args.head_dim);
+    for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) {
+      chunk_begin = chunk * kChunk;
+      score_chunk();
+      softmax_chunk();
+      merge_factors<Vec>(span.m, span.l, m, l, item.n_rows, keep, blend);
+      mix_chunk(chunk + 1 < item.chunk_end ? page((chunk + 1) * (kChunk / 64)) : nullptr);
+      const bool span_ends = chunk + 1 == item.chunk_end || (chunk + 1) % kSpanChunks == 0;
+      if (!item.partial && span_ends) merge_span();
+    }
+    if (item.partial)
+      write_partial();
+    else
+      write_result();
+  }
+};
+
+template <typename Vec>
+void flash_item(const FlashItem& item, std::byte* scratch) {
+  Flash<Vec>(item, scratch).run();
+}
+
+// The same merges as Flash::run, for one row whose parts were computed apart.
+template <typename Vec>
+void flash_merge(const MergeItem& item, std::byte* scratch) {
+  Arena arena{scratch};
+  float *keep = arena.take<float>(kBlockRows), *blend = arena.take<float>(kBlockRows);
+  float *pm = arena.take<float>(kBlockRows), *pl = arena.take<float>(kBlockRows);
+  const State span = take_state(arena, item.head_dim), total = take_state(arena, item.head_dim);
+  clear(span, 1, item.head_dim);
+  clear(total, 1, item.head_dim);
+  for (int i = 0; i < kBlockRows; ++i) pm[i] = kMinusInf, pl[i] = 0;
+  const auto merge = [&](const State& into, const float* m, const float* l, const float* out) {
+    pm[0] = *m;
+    pl[0] = *l;
+    merge_factors<Vec>(into.m, into.l, pm, pl, 1, keep, blend);
+    merge_out<Vec>(into.out, out, keep[0], blend[0], item.head_dim);
+  };
+  for (int u = 0; u < item.n_units; ++u) {
+    const size_t at = size_t(u) * item.stride;
+    if (item.unit != 1) {
+      merge(total, item.m + at, item.l + at, item.out + at);
+      continue;
+    }
+    merge(span, item.m + at, item.l + at, item.out + at);
+    if (u + 1 == item.n_units || (item.first_chunk + u + 1) % kSpanChunks == 0) {
+      merge(total, span.m, span.l, span.out);
+      clear(span, 1, item.head_dim);
+    }
+  }
+  scale_out<Vec>(total.out, total.l[0], item.head_dim, item.result);
+}
+
+}  // namespace
+}  // namespace kvasir::cpu

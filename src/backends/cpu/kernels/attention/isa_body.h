@@ -1,0 +1,47 @@
+// Assembles the kernels of one ISA from the generic bodies. An ISA file defines nothing but its vector type
+// and one call.
+#pragma once
+#include "backends/cpu/kernels/attention/flash_body.h"
+#include "backends/cpu/kernels/attention/plain_body.h"
+#include "backends/cpu/kernels/attention/producers_body.h"
+
+namespace kvasir::cpu {
+namespace {
+
+template <typename Vec>
+const KeyProducer* key_producer(DType type) {
+  static constexpr KeyProducer kRows[] = {
+      plain_keys<Vec, float>(DType::f32),
+      plain_keys<Vec, F16>(DType::f16),
+      plain_keys<Vec, BF16>(DType::bf16),
+  };
+  for (const KeyProducer& row : kRows)
+    if (row.type == type) return &row;
+  return nullptr;
+}
+
+template <typename Vec>
+const ValueProducer* value_producer(DType type) {
+  static constexpr ValueProducer kRows[] = {
+      plain_values<Vec, float>(DType::f32),
+      plain_values<Vec, F16>(DType::f16),
+      plain_values<Vec, BF16>(DType::bf16),
+  };
+  for (const ValueProducer& row : kRows)
+    if (row.type == type) return &row;
+  return nullptr;
+}
+
+template <typename Vec>
+void store_f16_row(const float* x, int n, uint16_t* out) {
+  for (int i = 0; i < n; i += Vec::kN) Vec::store(reinterpret_cast<F16*>(out + i), Vec::load(x + i));
+}
+
+template <typename Vec>
+constexpr AttentionKernels attention_kernels_of(Isa isa) {
+  return {isa,        key_producer<Vec>, value_producer<Vec>, flash_item<Vec>, flash_merge<Vec>,
+          plain_item, store_f16_row<Vec>};
+}
+
+}  // namespace
+}  // namespace kvasir::cpu

@@ -1,0 +1,143 @@
+// What the ISA files of attention offer to the dispatcher. Producers (one for a key type, one for a value
+// type) hide the format; the flash body that consumes them does not know it. F key files + F value files
+// serve F x F pairs.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels/attention/attention.h"
+
+namespace kvasir::cpu {
+
+inline constexpr int kChunk = 256;  // keys a chunk
+inline constexpr int kSpanChunks =
+    8;  // chunks a span; chunks merge into spans, spans into the result, in index order
+inline constexpr int kBlockRows = 64;  // query rows (tokens x heads of one KV head) a work item takes at most
+inline constexpr int kGroupKeys = 32;  // keys a score call takes
+
+// Consecutive query rows of a block that share a register tile, and the union [lo, hi) of the positions they
+// see.
+struct RowTile {
+  int row = 0, n = 0;
+  int lo = 0, hi = 0;
+};
+
+// Scores of 32 keys. `scores` is row 0 of the block at the group's column; rows are kChunk floats apart.
+struct ScoreTask {
+  const std::byte* keys;  // key region of the page
+  int group;              // 0 or 1: which 32 keys of the page
+  int head_dim;
+  const std::byte* query;  // packed by the same producer
+  const RowTile* tiles;
+  int n_tiles;
+  const std::byte* prefetch;  // what is read after this group; never null
+  float* scores;
+  std::byte* scratch;  // kProducerScratch bytes
+};
+
+// Visible values of one page: region of the page, keys [first, first + n) of it, at column `column` of the
+// weights.
+struct ValuePiece {
+  const std::byte* values;
+  int first, n, column;
+};
+
+// out[row] = out[row] * keep[row] + blend[row] * sum_j weights[row][j] * value_j, for one chunk.
+struct MixTask {
+  ValuePiece pieces[4];  // pages of the chunk, clipped to [lo, hi) of all tiles
+  int n_pieces;
+  int head_dim;
+  const RowTile* tiles;
+  int n_tiles;
+  int chunk_begin;            // position of column 0
+  const float* weights;       // [kBlockRows][kChunk], zero where a row sees nothing
+  const float* keep;          // [kBlockRows]
+  const float* blend;         // [kBlockRows]
+  const std::byte* prefetch;  // what is read after this chunk; never null
+  float* out;                 // [kBlockRows][head_dim]
+  std::byte* scratch;         // kProducerScratch bytes
+};
+
+inline constexpr size_t kProducerScratch = 256 * 1024;
+
+struct KeyProducer {
+  DType type;
+  size_t (*query_bytes)(int head_dim);  // of a block of kBlockRows rows
+  // The query transform: scales and packs the tile's rows (`q[i]` is row tile.row + i).
+  void (*pack_query)(const float* const* q, const RowTile& tile, int head_dim, float scale,
+                     std::byte* packed);
+  void (*score)(const ScoreTask& task);
+};
+
+struct ValueProducer {
+  DType type;
+  void (*mix)(const MixTask& task);
+};
+
+// One work item: rows [row, row + n_rows) of KV head `kv_head` over chunks [chunk_begin, chunk_end). With
+// `partial` the unnormalised state (m[n_rows], l[n_rows], out[n_rows][head_dim]) goes there, else the result
+// to args.out.
+struct FlashItem {
+  const AttentionArgs* args;
+  const KeyProducer* keys;
+  const ValueProducer* values;
+  size_t key_row;  // bytes of a key
+  int kv_head, row, n_rows;
+  int chunk_begin, chunk_end;
+  float* partial;
+};
+
+// Merges the partials of one query row. Partial u covers chunks [chunk_begin + u * unit, ...), unit 1 or
+// kSpanChunks.
+struct MergeItem {
+  int head_dim;
+  int first_chunk, unit, n_units;
+  const float* m;  // m[u * stride], l[u * stride]
+  const float* l;
+  const float* out;  // out[u * stride ..]
+  size_t stride;     // floats between units
+  float* result;     // [head_dim]
+};
+
+// The plain path: rows of one token, all heads of one KV head.
+struct PlainItem {
+  const AttentionArgs* args;
+  DType k_type, v_type;
+  int kv_head, row;  // row of args
+};
+
+struct AttentionKernels {
+  Isa isa;
+  const KeyProducer* (*keys)(DType type);  // nullptr when there is none
+  const ValueProducer* (*values)(DType type);
+  void (*flash)(const FlashItem& item, std::byte* scratch);
+  void (*merge)(const MergeItem& item, std::byte* scratch);
+  void (*plain)(const PlainItem& item, std::byte* scratch);
+  void (*store_f16)(const float* x, int n, uint16_t* out);
+};
+
+// The fastest kernels of this build for `isa` or below; never null.
+const AttentionKernels* best_attention_kernels(Isa isa);
+
+// Scratch of one flash item, carved by the body in this order.
+struct FlashScratch {
+  size_t query, scores, state, producer, total;
+  FlashScratch(size_t query_bytes, int head_dim) {
+    query = query_bytes;
+    scores = sizeof(float) * kBlockRows * kChunk;
+    state = sizeof(float) * kBlockRows * (size_t(head_dim) + 16);
+    producer = kProducerScratch;
+    total = 2 * query + scores + 2 * state + producer + 8192;
+  }
+};
+
+// Positions [begin, end) that a row at `pos` sees.
+struct Visible {
+  int begin, end;
+};
+inline Visible visible(int pos, int window) {
+  const int begin = window > 0 && pos >= window ? pos - window + 1 : 0;
+  return {begin, pos + 1};
+}
+
+}  // namespace kvasir::cpu

@@ -1,0 +1,72 @@
+// Float vectors of any CPU, through the compiler's vector extension (SSE2 or NEON registers). No fused
+// multiply-add.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "backends/cpu/kernels/simd/half_types.h"
+#include "base/half.h"
+
+namespace kvasir::cpu::generic {
+
+struct Vec {
+  typedef float F __attribute__((vector_size(16)));
+  typedef int32_t I __attribute__((vector_size(16)));
+  typedef uint32_t U __attribute__((vector_size(16)));
+  typedef uint16_t H __attribute__((vector_size(8)));
+  static constexpr int kN = 4;
+  static constexpr int kTileRows = 4;
+
+  static F zero() { return F{}; }
+  static F set1(float x) { return F{x, x, x, x}; }
+  static F load(const float* p) {
+    F x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+  }
+  static F load(const F16* p) {
+    const U h = load_u16(p);
+    // Scaling by 2^112 moves the exponent's bias and makes subnormals exact.
+    const U magnitude = (h & 0x7fffu) << 13;
+    const F scaled = F(magnitude) * set1(0x1p112f);
+    return F(U(scaled) | ((h & 0x8000u) << 16));
+  }
+  static F load(const BF16* p) { return F(load_u16(p) << 16); }
+  static void store(float* p, F x) { std::memcpy(p, &x, sizeof(x)); }
+  static void store(F16* p, F x) {
+    for (int i = 0; i < kN; ++i) p[i].bits = f32_to_f16(x[i]);
+  }
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
+  static F max(F a, F b) { return select(a > b, a, b); }
+  static F abs(F a) { return F(U(a) & 0x7fffffffu); }
+  static F fma(F a, F b, F c) { return a * b + c; }
+  static F round(F a) {
+    const F magic = set1(12582912.0f);  // 1.5 * 2^23: the sum has no fraction bits left
+    return (a + magic) - magic;
+  }
+  static F scale2(F a, F n) { return a * F((__builtin_convertvector(n, I) + 127) << 23); }
+  static F if_less(F x, F y, F then, F otherwise) { return select(x < y, then, otherwise); }
+  static F keep(F x, int lo, int hi, F fill) {
+    const I lane = {0, 1, 2, 3};
+    const I inside = (lane >= lo) & (lane < hi);
+    return select(inside, x, fill);
+  }
+  static float reduce_max(F x) {
+    const float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
+    return a > b ? a : b;
+  }
+  static float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+
+ private:
+  static F select(I mask, F yes, F no) { return F((I(yes) & mask) | (I(no) & ~mask)); }
+  static U load_u16(const void* p) {
+    H h;
+    std::memcpy(&h, p, sizeof(h));
+    return __builtin_convertvector(h, U);
+  }
+};
+
+}  // namespace kvasir::cpu::generic

@@ -1,0 +1,217 @@
+// A paged cache with shuffled physical pages and NaN-poisoned free slots, and attention in double precision
+// over what the cache stores. Shares no code with the kernels but the scalar codec.
+#pragma once
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/kernels/attention/attention.h"
+#include "base/aligned.h"
+#include "base/thread_pool.h"
+#include "formats/format.h"
+#include "graph/kv_layout.h"
+
+namespace kvasir::cpu::test {
+
+struct Shape {
+  DType k = DType::f16, v = DType::f16;
+  int n_head = 8, n_kv = 1, head_dim = 64, window = 0;
+  float scale = 0.125f, softcap = 0;
+};
+
+inline std::vector<float> gaussian(size_t n, uint32_t seed, float sigma = 1) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal(0, sigma);
+  std::vector<float> out(n);
+  for (float& x : out) x = normal(engine);
+  return out;
+}
+
+// Values as the cache stores them.
+inline std::vector<float> stored(DType type, std::vector<float> x) {
+  const auto& format = formats::require(type);
+  std::vector<std::byte> wire(format.row_bytes(int64_t(x.size())));
+  format.encode(x.data(), wire.data(), int64_t(x.size()));
+  format.decode(wire.data(), x.data(), int64_t(x.size()));
+  return x;
+}
+
+// Cache of one sequence of n tokens with positions 0 .. n-1.
+struct Cache {
+  Shape shape;
+  int n = 0;
+  std::vector<float> k, v;  // [n][n_kv * head_dim], as given to append_rows
+  std::vector<float> stored_k, stored_v;
+  std::vector<int32_t> table;
+  size_t page_bytes = 0;
+  AlignedBuffer pages;
+
+  Cache(const Shape& s, int tokens, uint32_t seed = 1, Isa isa = Isa::kGeneric) : shape(s), n(tokens) {
+    const size_t width = size_t(s.n_kv) * s.head_dim;
+    k = gaussian(size_t(n) * width, seed);
+    v = gaussian(size_t(n) * width, seed + 1);
+    stored_k = stored(s.k, k);
+    stored_v = stored(s.v, v);
+    page_bytes = graph::kv_page_bytes({0, s.head_dim, s.n_kv, s.window, s.k, s.v});
+    const int n_pages = (n + 63) / 64;
+    pages = AlignedBuffer(page_bytes * size_t(n_pages + 2));
+    std::memset(pages.data(), 0xff,
+                pages.size());  // NaN in every float type; a NaN scale in every block type
+    for (int p = 0; p < n_pages; ++p) table.push_back((p * 7 + 3) % (n_pages + 2));
+    for (int p = 0; p < n_pages; ++p)  // 7 may divide the count: then any order without repeats
+      if ((n_pages + 2) % 7 == 0) table[size_t(p)] = n_pages + 1 - p;
+    EXPECT_EQ(append(0, n, isa), -1);
+  }
+
+  int append(int begin, int end, Isa isa) {
+    std::vector<graph::Row> rows;
+    for (int i = 0; i < n; ++i) rows.push_back({0, i, 0, 0});
+    graph::SequenceView view;
+    view.page_table[0] = table;
+    const int64_t width = int64_t(shape.n_kv) * shape.head_dim;
+    const AppendArgs args{shape.k,    shape.v,     k.data(),      v.data(), width,
+                          width,      rows.data(), {&view, 1},    0,        pages.data(),
+                          page_bytes, shape.n_kv,  shape.head_dim};
+    return append_rows(isa, args, begin, end);
+  }
+
+  // Forgets every page that lies wholly before `pos` (a window's eviction), poisoning it.
+  void evict_before(int pos) {
+    for (int p = 0; (p + 1) * 64 <= pos; ++p) {
+      std::memset(pages.data() + size_t(table[size_t(p)]) * page_bytes, 0xff, page_bytes);
+      table[size_t(p)] = -1;
+    }
+  }
+};
+
+struct Queries {
+  std::vector<float> q;
+  std::vector<float> shifted;  // or empty
+  int keep_pages = 0;
+  int first_pos = 0, n_rows = 0;
+  std::vector<graph::Row> rows;
+
+  Queries(const Shape& s, int first, int count, uint32_t seed = 9)
+      : q(gaussian(size_t(count) * s.n_head * s.head_dim, seed)), first_pos(first), n_rows(count) {
+    for (int i = 0; i < count; ++i) rows.push_back({0, first + i, 0, 0});
+  }
+};
+
+inline AttentionArgs make_args(const AttentionVariant* variant, const Cache& cache, const Queries& queries,
+                               int begin, int end, float* out) {
+  const Shape& s = cache.shape;
+  const int64_t width = int64_t(s.n_head) * s.head_dim;
+  AttentionArgs args;
+  args.variant = variant;
+  args.q = queries.q.data() + begin * width;
+  args.q_shifted = queries.shifted.empty() ? nullptr : queries.shifted.data() + begin * width;
+  args.keep_pages = queries.keep_pages;
+  args.q_stride = args.out_stride = width;
+  args.out = out + begin * width;
+  args.rows = queries.rows.data() + begin;
+  args.n_rows = end - begin;
+  args.page_table = cache.table;
+  args.pages = cache.pages.data();
+  args.page_bytes = cache.page_bytes;
+  args.n_head = s.n_head;
+  args.n_kv = s.n_kv;
+  args.head_dim = s.head_dim;
+  args.window = s.window;
+  args.scale = s.scale;
+  args.softcap = s.softcap;
+  return args;
+}
+
+// Runs one call on a pool; scratch starts as NaN.
+inline void run_call(const AttentionArgs& args, ThreadPool& pool) {
+  const AttentionPlan plan = plan_attention(args);
+  AlignedBuffer shared(plan.shared_bytes + 64);
+  std::vector<AlignedBuffer> scratch;
+  std::memset(shared.data(), 0xff, shared.size());
+  for (int t = 0; t < pool.size(); ++t) {
+    scratch.emplace_back(plan.thread_bytes + 64);
+    std::memset(scratch.back().data(), 0xff, scratch.back().size());
+  }
+  TaskCounter counters[2];
+  pool.run([&](int thread) {
+    for (int phase = 0; phase < 2; ++phase) {
+      for (int64_t i; (i = counters[phase].take()) < plan.n_items[phase];)
+        run_attention(args, plan, phase, i, shared.data(), scratch[size_t(thread)].data());
+      pool.barrier();
+    }
+  });
+  // Nothing may be written past what the plan asked for.
+  for (const auto& s : scratch)
+    for (size_t i = plan.thread_bytes; i < s.size(); ++i) EXPECT_EQ(s.data()[i], std::byte(0xff));
+  for (size_t i = plan.shared_bytes; i < shared.size(); ++i) EXPECT_EQ(shared.data()[i], std::byte(0xff));
+}
+
+// All rows in calls of at most `batch` rows.
+inline std::vector<float> attend(const AttentionVariant* variant, const Cache& cache, const Queries& queries,
+                                 int batch, int n_threads) {
+  std::vector<float> out(queries.q.size(), std::numeric_limits<float>::quiet_NaN());
+  ThreadPool pool(n_threads);
+  for (int begin = 0; begin < queries.n_rows; begin += batch)
+    run_call(make_args(variant, cache, queries, begin, std::min(begin + batch, queries.n_rows), out.data()),
+             pool);
+  return out;
+}
+
+// Double precision over the stored values; `spread` gets sum_j p_j |v_j| for error bounds.
+inline std::vector<double> reference(const Cache& cache, const Queries& queries,
+                                     std::vector<double>* spread = nullptr) {
+  const Shape& s = cache.shape;
+  const int group = s.n_head / s.n_kv;
+  std::vector<double> out(queries.q.size());
+  if (spread) spread->assign(queries.q.size(), 0);
+  for (int r = 0; r < queries.n_rows; ++r)
+    for (int h = 0; h < s.n_head; ++h) {
+      const int pos = queries.rows[size_t(r)].pos;
+      const size_t at = (size_t(r) * s.n_head + h) * s.head_dim;
+      std::vector<double> weight;
+      std::vector<int> seen;
+      double top = -1e300, sum = 0;
+      for (int j = 0; j < cache.n && j <= pos; ++j) {
+        if (s.window > 0 && pos - j >= s.window) continue;
+        const bool shifted = !queries.shifted.empty() && j / 64 >= queries.keep_pages;
+        const float* q = (shifted ? queries.shifted : queries.q).data() + at;
+        const float* k = cache.stored_k.data() + (size_t(j) * s.n_kv + h / group) * s.head_dim;
+        double dot = 0;
+        for (int d = 0; d < s.head_dim; ++d) dot += double(q[d]) * k[d];
+        dot *= s.scale;
+        if (s.softcap > 0) dot = s.softcap * std::tanh(dot / s.softcap);
+        weight.push_back(dot);
+        seen.push_back(j);
+        top = std::max(top, dot);
+      }
+      for (double& w : weight) sum += w = std::exp(w - top);
+      for (size_t i = 0; i < seen.size(); ++i) {
+        const float* v = cache.stored_v.data() + (size_t(seen[i]) * s.n_kv + h / group) * s.head_dim;
+        for (int d = 0; d < s.head_dim; ++d) {
+          out[at + d] += weight[i] / sum * v[d];
+          if (spread) (*spread)[at + d] += weight[i] / sum * std::fabs(v[d]);
+        }
+      }
+    }
+  return out;
+}
+
+// Largest |got - want| in units of the bound's spread; infinite when anything is not finite.
+inline double worst(const std::vector<float>& got, const std::vector<double>& want,
+                    const std::vector<double>& spread) {
+  double most = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (!std::isfinite(got[i])) return std::numeric_limits<double>::infinity();
+    most = std::max(most, std::fabs(got[i] - want[i]) / spread[i]);
+  }
+  return most;
+}
+
+}  // namespace kvasir::cpu::test

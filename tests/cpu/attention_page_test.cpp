@@ -1,0 +1,94 @@
+// The page layout and what append writes into it.
+#include "backends/cpu/kernels/attention/kv_page.h"
+#include "cpu/attention_fixture.h"
+
+namespace kvasir::cpu::test {
+namespace {
+
+std::vector<DType> page_types() {
+  std::vector<DType> out;
+  for (const auto& format : formats::all())
+    if (kv_page_knows(format.type)) out.push_back(format.type);
+  return out;
+}
+
+// Every byte of a region belongs to exactly one row: packing 64 rows of distinct bytes is a permutation.
+TEST(KvPage, PackingIsAPermutationWithAnExactInverse) {
+  std::mt19937 random(3);
+  for (DType type : page_types())
+    for (int head_dim : {64, 128, 256, 512})
+      for (KvSide side : {KvSide::kKey, KvSide::kValue}) {
+        const size_t row = formats::require(type).row_bytes(head_dim);
+        std::vector<std::byte> wire(row * 64), region(row * 64, std::byte(0)), back(row);
+        for (auto& b : wire) b = std::byte(random());
+        for (int t = 0; t < 64; ++t) pack_row(type, side, head_dim, wire.data() + row * t, t, region.data());
+        for (int t = 0; t < 64; ++t) {
+          unpack_row(type, side, head_dim, region.data(), t, back.data());
+          EXPECT_EQ(0, std::memcmp(back.data(), wire.data() + row * t, row));
+        }
+        std::sort(wire.begin(), wire.end());
+        std::sort(region.begin(), region.end());
+        EXPECT_EQ(wire, region);
+      }
+}
+
+TEST(KvPage, RegionsFillThePage) {
+  for (DType k : page_types())
+    for (DType v : page_types())
+      for (int n_kv : {1, 3}) {
+        const KvPage page(k, v, 128);
+        EXPECT_EQ(page.head_bytes() * n_kv, graph::kv_page_bytes({0, 128, n_kv, 0, k, v}));
+        EXPECT_EQ(page.value_offset(n_kv - 1) + 64 * page.value_row, page.head_bytes() * n_kv);
+      }
+}
+
+TEST(Append, StoresTheBitsOfTheScalarCodec) {
+  for (const AttentionInfo& info : attention_variants()) {
+    if (info.flash || info.k != info.v) continue;
+    const Shape s{info.k, info.v, 2, 2, 128};
+    const Cache cache(s, 70, 11, info.isa);
+    const KvPage layout(s.k, s.v, s.head_dim);
+    const auto& format = formats::require(s.k);
+    std::vector<std::byte> want(layout.key_row), got(layout.key_row);
+    for (int t = 0; t < 70; ++t)
+      for (int h = 0; h < 2; ++h) {
+        const std::byte* page = cache.pages.data() + size_t(cache.table[size_t(t / 64)]) * cache.page_bytes;
+        format.encode(cache.k.data() + (size_t(t) * 2 + h) * 128, want.data(), 128);
+        unpack_row(s.k, KvSide::kKey, 128, page + layout.key_offset(h), t % 64, got.data());
+        EXPECT_EQ(want, got);
+        format.encode(cache.v.data() + (size_t(t) * 2 + h) * 128, want.data(), 128);
+        unpack_row(s.v, KvSide::kValue, 128, page + layout.value_offset(h), t % 64, got.data());
+        EXPECT_EQ(want, got);
+      }
+  }
+}
+
+TEST(Append, ReportsTheFirstRowThatCannotBeStored) {
+  for (const AttentionInfo& info : attention_variants()) {
+    if (info.flash) continue;
+    const Shape s{info.k, info.v, 2, 2, 64};
+    Cache cache(s, 10, 11, info.isa);
+    const auto poison = [&](std::vector<float>& x, int row, float value) {
+      const float old = x[size_t(row) * 128 + 77];
+      x[size_t(row) * 128 + 77] = value;
+      const int found = cache.append(0, 10, info.isa);
+      x[size_t(row) * 128 + 77] = old;
+      return found;
+    };
+    EXPECT_EQ(poison(cache.k, 4, std::nanf("")), 4);
+    EXPECT_EQ(poison(cache.v, 9, -INFINITY), 9);
+    const auto overflow = [](DType type) {
+      return type == DType::f16 || type == DType::q8_0 || type == DType::q5_0 || type == DType::q4_0;
+    };
+    EXPECT_EQ(poison(cache.k, 3, 1e9f), overflow(s.k) ? 3 : -1);
+    EXPECT_EQ(poison(cache.v, 3, -1e9f), overflow(s.v) ? 3 : -1);
+    if (s.k == DType::f16) {
+      EXPECT_EQ(poison(cache.k, 2, 65504.0f), -1);
+      EXPECT_EQ(poison(cache.k, 2, 65505.0f), 2);
+    }
+    EXPECT_EQ(cache.append(0, 10, info.isa), -1);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::cpu::test

@@ -1,0 +1,174 @@
+// Attention against double precision, and the promise that a row's bits depend on nothing but the row.
+#include "cpu/attention_fixture.h"
+
+namespace kvasir::cpu::test {
+namespace {
+
+// Error against double precision over the same stored values. A score is one f32 chain over head_dim products
+// of unit Gaussians, so its absolute error is about sqrt(head_dim) * 2^-24 * |q||k|/..., and weights carry it
+// into the output.
+constexpr double kTolerance = 3e-6;
+
+std::string label(const AttentionInfo& info, const Shape& s) {
+  return fmt::format("{} heads {}/{} dim {} window {}", attention_name(*info.variant), s.n_head, s.n_kv,
+                     s.head_dim, s.window);
+}
+
+void check(const Shape& base, int n_keys, int first, int count, double tolerance = kTolerance) {
+  for (const AttentionInfo& info : attention_variants()) {
+    Shape s = base;
+    if (info.k != s.k || info.v != s.v) continue;
+    Cache cache(s, n_keys, 1, info.isa);
+    if (s.window) cache.evict_before(first - s.window + 1);
+    const Queries queries(s, first, count);
+    std::vector<double> spread;
+    const auto want = reference(cache, queries, &spread);
+    const auto got = attend(info.variant, cache, queries, count, 2);
+    EXPECT_LT(worst(got, want, spread), tolerance) << label(info, s);
+  }
+}
+
+TEST(Attention, MatchesDoublePrecisionAtEveryHeadSize) {
+  for (int head_dim : attention_head_dims()) {
+    const float scale = 1.0f / std::sqrt(float(head_dim));
+    check({DType::f16, DType::f16, 8, 1, head_dim, 0, scale}, 700, 700 - 5, 5);
+    check({DType::f32, DType::f32, 4, 2, head_dim, 0, scale}, 300, 0, 300);
+  }
+}
+
+TEST(Attention, MatchesDoublePrecisionForEveryPair) {
+  for (const AttentionInfo& info : attention_variants())
+    if (info.isa == best_isa() && info.flash) check({info.k, info.v, 4, 2, 128, 0, 0.088f}, 333, 330, 3);
+}
+
+TEST(Attention, EveryGroupSizeAndOddHeadCounts) {
+  for (auto [n_head, n_kv] :
+       {std::pair{1, 1}, {2, 2}, {4, 2}, {4, 1}, {8, 1}, {3, 1}, {5, 5}, {6, 2}, {12, 1}, {16, 1}, {9, 3}})
+    check({DType::f16, DType::f16, n_head, n_kv, 64}, 290, 280, 10);
+}
+
+TEST(Attention, FirstTokenSeesOnlyItself) {
+  const Shape s{DType::f32, DType::f32, 4, 2, 64};
+  for (const AttentionInfo& info : attention_variants()) {
+    if (info.k != s.k || info.v != s.v) continue;
+    const Cache cache(s, 1);
+    const Queries queries(s, 0, 1);
+    const auto got = attend(info.variant, cache, queries, 1, 1);
+    for (int h = 0; h < 4; ++h)
+      for (int d = 0; d < 64; ++d) EXPECT_EQ(got[size_t(h * 64 + d)], cache.v[size_t(h / 2 * 64 + d)]);
+  }
+}
+
+TEST(Attention, WindowCountsTheCurrentToken) {
+  for (int window : {1, 2, 31, 64, 65, 300, 512})
+    for (int first : {0, 1, 63, 64, 500, 1000})
+      check({DType::f16, DType::f16, 4, 1, 64, window}, first + 40, first, 40);
+}
+
+TEST(Attention, RaggedLengths) {
+  for (int n : {1, 2, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 513, 2047, 2049, 4500})
+    check({DType::f16, DType::f16, 2, 1, 64}, n, n - 1, 1);
+}
+
+TEST(Attention, SoftcapBoundsScores) {
+  check({DType::f16, DType::f16, 8, 2, 128, 0, 1.0f, 5.0f}, 600, 590, 10, 2e-5);
+  check({DType::f16, DType::f16, 8, 2, 128, 0, 1.0f, 50.0f}, 600, 590, 10, 2e-5);
+}
+
+TEST(Attention, LargeScoresStayFinite) {
+  check({DType::f16, DType::f16, 2, 1, 256, 0, 8.0f}, 600, 590, 10, 2e-3);
+}
+
+// Keys in pages >= keep_pages meet q_shifted, wherever keep_pages cuts a chunk.
+TEST(Attention, ShiftedQueryForKeptPages) {
+  const Shape s{DType::f16, DType::f16, 8, 1, 128, 0, 0.09f};
+  for (const AttentionInfo& info : attention_variants()) {
+    if (info.k != s.k || info.v != s.v) continue;
+    const Cache cache(s, 600);
+    for (int keep : {0, 1, 2, 4, 9, 100}) {
+      Queries queries(s, 590, 10);
+      queries.shifted = gaussian(queries.q.size(), 77);
+      queries.keep_pages = keep;
+      std::vector<double> spread;
+      const auto want = reference(cache, queries, &spread);
+      EXPECT_LT(worst(attend(info.variant, cache, queries, 10, 2), want, spread), kTolerance) << keep;
+    }
+  }
+}
+
+// The same bits alone, in a batch of any size, with one thread or several, in prefill and in decode.
+void expect_same_bits(const Shape& s, int n_keys, int first) {
+  for (const AttentionInfo& info : attention_variants()) {
+    if (info.k != s.k || info.v != s.v) continue;
+    const Cache cache(s, n_keys);
+    const int count = n_keys - first;
+    Queries queries(s, first, count);
+    queries.shifted = gaussian(queries.q.size(), 78);
+    queries.keep_pages = 3;
+    const auto want = attend(info.variant, cache, queries, 1, 1);
+    for (auto [batch, threads] :
+         {std::pair{count, 1}, {count, 4}, {3, 2}, {16, 3}, {64, 2}, {512, 2}, {1, 3}}) {
+      const auto got = attend(info.variant, cache, queries, batch, threads);
+      EXPECT_EQ(0, std::memcmp(got.data(), want.data(), got.size() * sizeof(float)))
+          << label(info, s) << " batch " << batch << " threads " << threads;
+    }
+  }
+}
+
+TEST(Attention, SameBitsForAnyBatchAndThreads) {
+  expect_same_bits({DType::f16, DType::f16, 8, 1, 64}, 600, 0);
+  expect_same_bits({DType::f32, DType::bf16, 2, 2, 64}, 700, 150);
+  expect_same_bits({DType::f16, DType::f16, 4, 1, 128, 200}, 900, 300);
+  expect_same_bits({DType::f16, DType::f32, 3, 1, 64, 512}, 700, 0);
+}
+
+// Far into a sequence decode works by spans of chunks, prefill by running merges.
+TEST(Attention, SameBitsAcrossSpans) {
+  expect_same_bits({DType::f16, DType::f16, 8, 1, 64}, 20100, 20080);
+  expect_same_bits({DType::f16, DType::f16, 2, 2, 64}, 5000, 4850);
+}
+
+TEST(Attention, BoundCoversEveryPlan) {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 3000; ++trial) {
+    const auto infos = attention_variants();
+    const AttentionInfo& info = infos[random() % infos.size()];
+    AttentionArgs shape;
+    shape.variant = info.variant;
+    shape.n_kv = 1 << random() % 4;
+    shape.n_head = shape.n_kv * int(1 + random() % 8);
+    shape.head_dim = 64 << random() % 4;
+    shape.window = random() % 2 ? 1 << (6 + random() % 5) : 0;
+    const int n_ctx = 1 << (6 + random() % 12);
+    const int max_rows = 1 << random() % 10;
+    const AttentionPlan bound = bound_attention(shape, max_rows, n_ctx);
+    const int n_rows = 1 + int(random() % uint32_t(std::min(max_rows, n_ctx)));
+    const int first = int(random() % uint32_t(n_ctx - n_rows + 1));
+    std::vector<graph::Row> rows;
+    for (int i = 0; i < n_rows; ++i) rows.push_back({0, first + i, 0, 0});
+    shape.rows = rows.data();
+    shape.n_rows = n_rows;
+    const AttentionPlan plan = plan_attention(shape);
+    EXPECT_LE(plan.shared_bytes, bound.shared_bytes);
+    EXPECT_LE(plan.thread_bytes, bound.thread_bytes);
+    EXPECT_LE(bound.shared_bytes, size_t(64) << 20);
+  }
+}
+
+TEST(Attention, RefusalsNameWhatIsMissing) {
+  std::string why;
+  EXPECT_EQ(find_attention(DType::f16, DType::f16, 80, best_isa(), true, &why), nullptr);
+  EXPECT_NE(why.find("head size 80"), std::string::npos) << why;
+  EXPECT_NE(why.find("64 128 256 512"), std::string::npos) << why;
+  EXPECT_EQ(find_attention(DType::q4_k, DType::f16, 128, best_isa(), false, &why), nullptr);
+  EXPECT_NE(why.find("missing: K type"), std::string::npos) << why;
+}
+
+TEST(Attention, NamesTellTypesPathAndIsa) {
+  const auto* variant = find_attention(DType::f16, DType::f32, 256, Isa::kGeneric, true, nullptr);
+  ASSERT_NE(variant, nullptr);
+  EXPECT_STREQ(attention_name(*variant), "f16/f32.flash.generic");
+}
+
+}  // namespace
+}  // namespace kvasir::cpu::test
