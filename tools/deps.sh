@@ -55,7 +55,7 @@ if [ "$(id -u)" != 0 ]; then
   as_root=(sudo)
 fi
 echo "deps.sh: installing ${missing[*]}" >&2
-apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
 # One unreachable third-party source must not stop the install: apt-get install decides.
 "${apt[@]}" update || echo "deps.sh: apt-get update reported errors; going on with the lists at hand" >&2
 "${apt[@]}" install -y --no-install-recommends --no-remove "${missing[@]}" >&2
