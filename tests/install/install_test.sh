@@ -36,7 +36,8 @@ if [ -f "$KVASIR_SOURCE_DIR/include/kvasir/kvasir.h" ]; then
   for kind in shared static; do
     check "find_package ($kind): configure" cmake -S "$client" -B "$work/$kind" -DCMAKE_PREFIX_PATH="$prefix" -DKIND=$kind
     check "find_package ($kind): build" cmake --build "$work/$kind"
-    check "find_package ($kind): run" "$work/$kind/client" "$model"
+    check "find_package ($kind): run, C" "$work/$kind/client" "$model"
+    check "find_package ($kind): run, C++" "$work/$kind/client_cpp" "$model"
   done
   export PKG_CONFIG_PATH="$lib/pkgconfig"
   check "pkg-config: C client" sh -c "cc -std=c99 -Wall -Wextra -Werror -pedantic '$client/client.c' -o '$work/client' \$(pkg-config --cflags --libs kvasir) -Wl,-rpath,'$lib'"
