@@ -14,18 +14,14 @@ namespace {
 // memory accesses together before it uses any.
 constexpr size_t kBatch = 32;
 
-struct Pending {
-  size_t begin, middle, end;  // of the halves in the batch's text buffer
-  uint64_t left_hash, right_hash, joined_hash;
-};
-
 class MergeBatch {
  public:
   MergeBatch(std::span<const std::string_view> merges, const TokenTable& tokens)
       : merges_(merges), tokens_(tokens) {}
 
-  // Canonical texts and hashes of merges [from, from + count).
-  void hash(size_t from, size_t count) {
+  // Starts the look-ups of merges [from, from + count).
+  void start(size_t from, size_t count) {
+    from_ = from;
     buffer_.clear();
     for (size_t i = 0; i < count; ++i) {
       const std::string_view merge = merges_[from + i];
@@ -34,54 +30,46 @@ class MergeBatch {
         fail(ErrorCode::kBadFile, "vocabulary: merge {} is {}; expected two tokens with a space between them",
              from + i, quote(merge));
       }
-      Pending& p = pending_[i];
-      p.begin = buffer_.size();
+      const size_t begin = buffer_.size();
       append_canonical(buffer_, merge.substr(0, space));
-      p.middle = buffer_.size();
+      const size_t middle = buffer_.size();
       append_canonical(buffer_, merge.substr(space + 1));
-      p.end = buffer_.size();
-      p.left_hash = hash_part(p.begin, p.middle);
-      p.right_hash = hash_part(p.middle, p.end);
-      p.joined_hash = hash_part(p.begin, p.end);
+      look_up(parts_[i * 3], begin, middle);
+      look_up(parts_[i * 3 + 1], middle, buffer_.size());
+      look_up(parts_[i * 3 + 2], begin, buffer_.size());
     }
+    for (size_t i = 0; i < count * 3; ++i)
+      tokens_.prefetch_place(parts_[i].likely = tokens_.likely(parts_[i].hash));
+    for (size_t i = 0; i < count * 3; ++i) tokens_.prefetch_text(parts_[i].likely);
   }
 
-  struct Resolved {
-    Token left, right, joined;
-  };
-  Resolved resolve(size_t index, size_t i) {
-    const Pending& p = pending_[i];
-    const Token left = require(index, p.begin, p.middle, p.left_hash);
-    const Token right = require(index, p.middle, p.end, p.right_hash);
-    // The splits of one token usually follow each other.
-    const std::string_view joined = part(p.begin, p.end);
-    if (last_joined_ < 0 || tokens_.text(last_joined_) != joined) {
-      last_joined_ = require(index, p.begin, p.end, p.joined_hash);
-    }
-    return {left, right, last_joined_};
-  }
+  Token left(size_t i) const { return require(i, parts_[i * 3]); }
+  Token right(size_t i) const { return require(i, parts_[i * 3 + 1]); }
+  Token joined(size_t i) const { return require(i, parts_[i * 3 + 2]); }
 
  private:
-  std::string_view part(size_t begin, size_t end) const {
-    return std::string_view(buffer_).substr(begin, end - begin);
+  struct Part {
+    size_t begin, end;  // in the buffer
+    uint64_t hash;
+    Token likely;
+  };
+  void look_up(Part& part, size_t begin, size_t end) {
+    part = {begin, end, hash_bytes(buffer_.data() + begin, end - begin), -1};
+    tokens_.prefetch(part.hash);
   }
-  uint64_t hash_part(size_t begin, size_t end) const {
-    const uint64_t hash = hash_bytes(buffer_.data() + begin, end - begin);
-    tokens_.prefetch(hash);
-    return hash;
-  }
-  Token require(size_t index, size_t begin, size_t end, uint64_t hash) const {
-    const Token id = tokens_.find(part(begin, end), hash);
+  Token require(size_t i, const Part& part) const {
+    const std::string_view text = std::string_view(buffer_).substr(part.begin, part.end - part.begin);
+    const Token id = tokens_.confirm(part.likely, text, part.hash);
     if (id >= 0) return id;
-    fail(ErrorCode::kBadFile, "vocabulary: merge {} ({}) needs {}, which is not a token", index,
-         quote(merges_[index]), quote(part(begin, end)));
+    fail(ErrorCode::kBadFile, "vocabulary: merge {} ({}) needs {}, which is not a token", from_ + i,
+         quote(merges_[from_ + i]), quote(text));
   }
 
   std::span<const std::string_view> merges_;
   const TokenTable& tokens_;
-  std::string buffer_;
-  Pending pending_[kBatch];
-  Token last_joined_ = -1;
+  size_t from_ = 0;
+  std::string buffer_;  // canonical texts of the batch
+  Part parts_[kBatch * 3];
 };
 
 }  // namespace
@@ -95,11 +83,10 @@ MergeTable::MergeTable(std::span<const std::string_view> merges, const TokenTabl
   Token joined[kBatch];
   for (size_t from = 0; from < merges.size(); from += kBatch) {
     const size_t count = std::min(kBatch, merges.size() - from);
-    batch.hash(from, count);
+    batch.start(from, count);
     for (size_t i = 0; i < count; ++i) {
-      const auto resolved = batch.resolve(from + i, i);
-      keys[i] = key_of(resolved.left, resolved.right);
-      joined[i] = resolved.joined;
+      keys[i] = key_of(batch.left(i), batch.right(i));
+      joined[i] = batch.joined(i);
       __builtin_prefetch(&slots_[slot_of(keys[i])], 1);
     }
     for (size_t i = 0; i < count; ++i) insert(keys[i], {static_cast<uint32_t>(from + i), joined[i]});

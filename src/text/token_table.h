@@ -35,8 +35,26 @@ class TokenTable {
     return text.empty() || text.size() > longest_ ? -1 : find(text, hash_bytes(text.data(), text.size()));
   }
   Token find(std::string_view text, uint64_t hash) const;
-  // Starts the memory access that find() with this hash will need.
+  // find() in steps, for callers that overlap the cache misses of many look-ups: prefetch(hash); then id =
+  // likely(hash) and prefetch_place(id); then prefetch_text(id); then confirm(id, text, hash).
   void prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash >> shift_]); }
+  // The token whose hash agrees, its text not compared; -1 when there is none.
+  Token likely(uint64_t hash) const {
+    for (size_t slot = hash >> shift_;; slot = (slot + 1) & (slots_.size() - 1)) {
+      if (slots_[slot].id_plus_one == 0) return -1;
+      if (slots_[slot].tag == static_cast<uint32_t>(hash))
+        return static_cast<Token>(slots_[slot].id_plus_one - 1);
+    }
+  }
+  void prefetch_place(Token likely) const {
+    if (likely >= 0) __builtin_prefetch(&offsets_[likely]);
+  }
+  void prefetch_text(Token likely) const {
+    if (likely >= 0) __builtin_prefetch(arena_.data() + offsets_[likely]);
+  }
+  Token confirm(Token likely, std::string_view wanted, uint64_t hash) const {
+    return likely < 0 || text(likely) == wanted ? likely : find(wanted, hash);
+  }
 
  private:
   struct Slot {
