@@ -1,0 +1,12 @@
+# `cd build && cpack -G DEB`: a Debian package of what `cmake --install` installs.
+set(CPACK_PACKAGE_NAME kvasir)
+set(CPACK_PACKAGE_VENDOR "The Kvasir authors")
+set(CPACK_PACKAGE_CONTACT "The Kvasir authors <kvasir@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Local inference for Gemma-class language models")
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+include(CPack)
