@@ -273,9 +273,9 @@ TEST(QuantizeRows, RoundsToNearestEven) {
                   0.5000001 * block.scale[r] + matmul::kTinyBlock);
         sum += code;
       }
-      EXPECT_EQ(block.neg[r], -128 * sum);
+      EXPECT_EQ(block.start[r] - matmul::kMagicBits, -128 * sum);
       EXPECT_EQ(block.sum[r], float(sum));
-      EXPECT_EQ(block.neg_half[r] + block.neg_half[8 + r], block.neg[r]);
+      EXPECT_EQ(block.start_half[r] + block.start_half[8 + r] - matmul::kMagicBits, block.start[r]);
       EXPECT_EQ(block.sum_half[r] + block.sum_half[8 + r], block.sum[r]);
     }
   }

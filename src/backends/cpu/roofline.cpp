@@ -1,21 +1,18 @@
 #include "backends/cpu/roofline.h"
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <vector>
 
+#include "backends/cpu/rate_meter.h"
 #include "backends/cpu/roofline_kernels.h"
-#include "base/aligned.h"
 
 namespace kvasir::cpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr size_t kSliceBytes = size_t(32) << 20;  // a thread: about two milliseconds
-
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+constexpr size_t kSliceBytes = size_t(32) << 20;    // a thread: about two milliseconds
+constexpr size_t kThreadBytes = size_t(512) << 20;  // no cache holds this
 
 uint64_t read_scalar(const std::byte* data, size_t bytes) {
   uint64_t sum[4] = {};
@@ -38,7 +35,34 @@ double f32_scalar(int64_t n) {
   return double(n) * 8 * 2;
 }
 
-RooflineKernels kernels_of(Isa isa) {
+// Slices of `body(thread, round)` until `seconds` have passed; rates in 1e9 a second.
+template <class Body>
+Rates measure(ThreadPool& pool, double seconds, const Body& body) {
+  std::vector<double> rates;
+  const auto begin = Clock::now();
+  for (int64_t round = 0; round < 5 || seconds_since(begin) < seconds; ++round)
+    rates.push_back(slice_rate(pool, [&](int thread) { return body(thread, round); }) / 1e9);
+  return summarise(std::move(rates));
+}
+
+// Rounds of a peak loop that take about a millisecond.
+int64_t calibrate(double (*loop)(int64_t)) {
+  for (int64_t n = 1000;; n *= 2) {
+    const auto start = Clock::now();
+    loop(n);
+    if (seconds_since(start) > 1e-3) return n;
+  }
+}
+
+Rates measure_peak(ThreadPool& pool, double seconds, double (*loop)(int64_t)) {
+  if (loop == nullptr) return {};
+  const int64_t n = calibrate(loop);
+  return measure(pool, seconds, [&](int, int64_t) { return loop(n); });
+}
+
+}  // namespace
+
+RooflineKernels roofline_kernels(Isa isa) {
 #if defined(__x86_64__)
   if (isa == Isa::kAvx512) return roofline_avx512();
   if (isa == Isa::kAvx2) return roofline_avx2();
@@ -49,74 +73,31 @@ RooflineKernels kernels_of(Isa isa) {
   return roofline_generic();
 }
 
-struct Rates {
-  double median = 0, best = 0;
-};
+RooflineKernels roofline_generic() { return {read_scalar, nullptr, f32_scalar}; }
 
-// Runs `slice(thread, round)` on all threads, round after round, until `seconds` have passed. Each call
-// returns the work it did; a round's rate is all threads' work over its wall time.
-template <class Slice>
-Rates measure(ThreadPool& pool, double seconds, Slice slice) {
-  std::vector<double> work(pool.size());
-  std::vector<double> rates;
-  bool more = true;
-  Clock::time_point start, begin = Clock::now();
-  pool.run([&](int thread) {
-    for (int64_t round = 0;; ++round) {
-      pool.barrier();
-      if (thread == 0) start = Clock::now();
-      work[thread] = slice(thread, round);
-      pool.barrier();
-      if (thread == 0) {
-        double total = 0;
-        for (double w : work) total += w;
-        rates.push_back(total / since(start));
-        more = since(begin) < seconds || rates.size() < 5;
-      }
-      pool.barrier();
-      if (!more) return;
-    }
-  });
-  std::sort(rates.begin(), rates.end());
-  return {rates[rates.size() / 2] / 1e9, rates.back() / 1e9};
+ReadProbe::ReadProbe(ThreadPool& pool, Isa isa) : pool_(pool), read_(roofline_kernels(isa).read) {
+  const size_t at_least = (size_t(1) << 30) / size_t(pool.size()) / kSliceBytes * kSliceBytes;
+  share_ = at_least > kThreadBytes ? at_least : kThreadBytes;
+  buffer_ = AlignedBuffer(share_ * size_t(pool.size()));
+  pool.run([&](int thread) { std::memset(buffer_.data() + size_t(thread) * share_, 1, share_); });
 }
 
-// Rounds of a peak loop that take about a millisecond.
-int64_t calibrate(double (*loop)(int64_t)) {
-  for (int64_t n = 1000;; n *= 2) {
-    const auto start = Clock::now();
-    loop(n);
-    if (since(start) > 1e-3) return n;
-  }
-}
-
-Rates measure_peak(ThreadPool& pool, double seconds, double (*loop)(int64_t)) {
-  if (loop == nullptr) return {};
-  const int64_t n = calibrate(loop);
-  return measure(pool, seconds, [&](int, int64_t) { return loop(n); });
-}
-
-Rates measure_read(ThreadPool& pool, double seconds, const RooflineKernels& kernels) {
-  const size_t share =
-      std::max(size_t(512) << 20, (size_t(1) << 30) / pool.size() / kSliceBytes * kSliceBytes);
-  const size_t slices = share / kSliceBytes;
-  AlignedBuffer buffer(share * pool.size());
-  pool.run([&](int thread) { std::memset(buffer.data() + thread * share, 1, share); });
-  std::atomic<uint64_t> sink{0};
-  return measure(pool, seconds, [&](int thread, int64_t round) {
-    const std::byte* at = buffer.data() + thread * share + size_t(round) % slices * kSliceBytes;
-    sink.fetch_add(kernels.read(at, kSliceBytes), std::memory_order_relaxed);
+double ReadProbe::slice() {
+  const size_t offset = size_t(round_++) % (share_ / kSliceBytes) * kSliceBytes;
+  return slice_rate(pool_, [&](int thread) {
+    sink_.fetch_xor(read_(buffer_.data() + size_t(thread) * share_ + offset, kSliceBytes),
+                    std::memory_order_relaxed);
     return double(kSliceBytes);
   });
 }
 
-}  // namespace
-
-RooflineKernels roofline_generic() { return {read_scalar, nullptr, f32_scalar}; }
-
 Roofline measure_roofline(ThreadPool& pool, double seconds, Isa isa) {
-  const RooflineKernels kernels = kernels_of(isa);
-  const Rates read = measure_read(pool, seconds * 0.6, kernels);
+  const RooflineKernels kernels = roofline_kernels(isa);
+  ReadProbe probe(pool, isa);
+  std::vector<double> slices;
+  const auto begin = Clock::now();
+  while (slices.size() < 5 || seconds_since(begin) < seconds * 0.6) slices.push_back(probe.slice() / 1e9);
+  const Rates read = summarise(std::move(slices));
   const Rates int8 = measure_peak(pool, seconds * 0.2, kernels.int8);
   const Rates f32 = measure_peak(pool, seconds * 0.2, kernels.f32);
   return {read.median, read.best, int8.median, int8.best, f32.median, f32.best};

@@ -3,6 +3,10 @@
 // threads run together; on a shared machine the median slice is what a program gets and the best slice what
 // the hardware can do.
 #pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "base/aligned.h"
 #include "base/cpu_features.h"
 #include "base/thread_pool.h"
 
@@ -17,5 +21,20 @@ struct Roofline {
 // Takes about `seconds`, plus the time to touch the buffer. Throws Error{kNoMemory}. int8_gops is 0 on
 // Isa::kGeneric.
 Roofline measure_roofline(ThreadPool& pool, double seconds, Isa isa = best_isa());
+
+// The read part alone, slice by slice, so that a benchmark can take it in turn with its own slices.
+class ReadProbe {
+ public:
+  ReadProbe(ThreadPool& pool, Isa isa = best_isa());
+  double slice();  // bytes/s of one slice of 32 MiB a thread
+
+ private:
+  ThreadPool& pool_;
+  uint64_t (*read_)(const std::byte*, size_t);
+  size_t share_ = 0;
+  AlignedBuffer buffer_;
+  int64_t round_ = 0;
+  std::atomic<uint64_t> sink_{0};
+};
 
 }  // namespace kvasir::cpu

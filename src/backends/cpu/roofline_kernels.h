@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/cpu_features.h"
+
 namespace kvasir::cpu {
 
 struct RooflineKernels {
@@ -12,6 +14,7 @@ struct RooflineKernels {
   double (*f32)(int64_t n);
 };
 
+RooflineKernels roofline_kernels(Isa isa);
 RooflineKernels roofline_generic();
 RooflineKernels roofline_avx2();
 RooflineKernels roofline_avx512();

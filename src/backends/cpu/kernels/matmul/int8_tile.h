@@ -1,9 +1,15 @@
 // The int8 consumer: one template for every weight type W (types/) and vector type V (simd_*.h).
-//   value(row, o, block) = scale * float(sum u * a - offset * sum a)  [+ scale, + min for the second half and
-//   for types with minima, by FMA, in the order scale 0, scale 1, min 0, min 1];   acc = FMA(value, da, acc),
-//   blocks in rising order.
-// Integer sums are exact, so the bits depend on that float order alone: the same for every V, row count and
-// path.
+//
+// A sub-block is what shares one scale: a block of 32 values, or a half of 16. For each, in rising order,
+//   isum = sum u * a - offset * sum(a)                exact in int32
+//   t    = scale * isum [+ min * sum(a), by FMA]      one rounding each
+//   acc  = FMA(t, da, acc)
+// so the bits depend on nothing but this order: the same for every V, row count and path.
+//
+// The integer sum starts at the bits of kMagic = 1.5 * 2^23: read as a float it is kMagic + isum exactly
+// (|isum| < 2^22), and FMA(that, scale, -kMagic * scale) is scale * isum correctly rounded, because kMagic *
+// scale is exact (a scale is an f16 times an integer of at most 8 bits). That saves the conversion: 4 float
+// instructions a sub-block and 32 outputs, not 6.
 #pragma once
 #include <utility>
 
@@ -13,157 +19,265 @@
 
 namespace kvasir::cpu::matmul {
 
+inline constexpr int kChunkBlocks = 16;  // blocks unpacked at a time: 16 KiB of codes, at home in L1
+
+// What the row loop needs to know of a type.
+template <bool kOffsetIn, bool kMinIn, bool kHalvesIn>
+struct SumKind {
+  static constexpr bool kOffset = kOffsetIn, kMin = kMinIn;
+  static constexpr int kSubs = kHalvesIn ? 2 : 1;  // sub-blocks a block
+  static constexpr int kSteps = 8 / kSubs;         // four-way dot products a sub-block
+  static constexpr int kVectors = kMin ? 3 : 2;    // scale, -kMagic * scale, min: [32] floats each
+};
+
+// Unpacked blocks of one panel.
+struct Chunk {
+  const std::byte* codes;  // images, code_stride apart
+  size_t code_stride;
+  const float* scales;  // [block][sub-block][kVectors][32]
+  int n_blocks;
+};
+
+// Where rows of activations start: those of one row count.
+struct ActivationRows {
+  const std::byte* blocks;
+  size_t stride;
+  int laid_out;
+};
+
 template <class V, class W>
-struct Int8Tile {
+struct Unpack {
   using Bytes = typename V::Bytes;
-  using Floats = typename V::Floats;
-  static constexpr int kGroups = V::kGroups;  // lane groups whose codes stay in registers
-  static constexpr int kHalves = W::kHalves ? 2 : 1;
-  static constexpr int kSetRows = kGroups * V::kLanes;
+  using Kind = SumKind<W::kOffset != 0, W::kMin, W::kHalves>;
   // Top-aligned codes carry a factor 2^kShift, taken out of the scale (exact).
   static constexpr int kShift = V::kTopAligned && W::kOffset != 0 && W::kTable == nullptr ? 8 - W::kBits : 0;
+  // The planes are the image already.
+  static constexpr bool kDirect = W::kBits == 8 && V::kKeepsBytes;
 
-  // Codes and scales of one block for kSetRows rows of the panel.
-  struct Set {
-    Bytes codes[kGroups][8];
-    Scales<V> scales[kGroups];
-  };
-
-  // Rows lane .. lane + kSetRows of block j; lane / 16 == kHalf.
-  template <int kHalf>
-  [[gnu::always_inline]] static void load_set(const std::byte* unit, int j, int lane, Set& set) {
-    const std::byte* planes = unit + W::planes_offset(j);
-    [&]<int... i>(std::integer_sequence<int, i...>) [[gnu::always_inline]] {
-      ((set.codes[i / 8][i % 8] = load_one<kHalf, i / 8, i % 8>(planes, lane)), ...);
-    }
-    (std::make_integer_sequence<int, 8 * kGroups>());
-    for (int g = 0; g < kGroups; ++g) {
-      Scales<V>& s = set.scales[g];
-      W::template scales<V>(unit, j, lane + g * V::kLanes, s);
-      if constexpr (kShift > 0)
-        for (int h = 0; h < kHalves; ++h) s.scale[h] = V::mul(s.scale[h], V::set1(1.0f / (1 << kShift)));
-    }
-  }
-
-  template <int kHalf, int g, int j>
-  [[gnu::always_inline]] static Bytes load_one(const std::byte* planes, int lane) {
-    constexpr int z = (kHalf + (V::kLanes == 16 ? g : 0)) * 8 + j;
-    const int offset = lane % 16 * 4 + (V::kLanes == 16 ? 0 : g * V::kBytes);
+  // Chunk z at byte `offset`.
+  template <int z>
+  [[gnu::always_inline]] static Bytes codes(const std::byte* planes, int offset) {
     Bytes code = load_codes<V, W::kLow, W::kHigh, kShift, z>(planes, offset);
     if constexpr (W::kTable != nullptr) code = V::lookup(W::kTable, code);
     return V::template prepare<W>(code);
   }
 
-  // Values of rows i .. i + R for one block, before the activation scale.
-  template <int R>
-  [[gnu::always_inline]] static void values(const Set& set, const ActivationBlock& a, int n_rows, int i,
-                                            Floats (&out)[R][kGroups]) {
-    typename V::Ints sum[kHalves][R][kGroups];
-    for (int h = 0; h < kHalves; ++h)
-      for (int r = 0; r < R; ++r)
-        for (int g = 0; g < kGroups; ++g)
-          sum[h][r][g] = V::template start<W>((W::kHalves ? a.neg_half + h * n_rows : a.neg) + i + r);
-    const int8_t* codes = a.codes + i * kBlock;
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j)
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const Bytes four = V::broadcast4(codes + r * kBlock + 4 * j);
-#pragma GCC unroll 8
-        for (int g = 0; g < kGroups; ++g) {
-          auto& s = sum[W::kHalves ? j / 4 : 0][r][g];
-          s = V::template dot<W>(s, set.codes[g][j], four);
-        }
-      }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int g = 0; g < kGroups; ++g) {
-        const Scales<V>& s = set.scales[g];
-        Floats t = V::mul(V::to_float(sum[0][r][g]), s.scale[0]);
-        if constexpr (W::kHalves) t = V::fma(V::to_float(sum[kHalves - 1][r][g]), s.scale[1], t);
-        if constexpr (W::kMin && !W::kHalves) t = V::fma(s.min[0], V::broadcast(a.sum + i + r), t);
-        if constexpr (W::kMin && W::kHalves) {
-          t = V::fma(s.min[0], V::broadcast(a.sum_half + i + r), t);
-          t = V::fma(s.min[1], V::broadcast(a.sum_half + n_rows + i + r), t);
-        }
-        out[r][g] = t;
-      }
-  }
-
-  template <int R>
-  [[gnu::always_inline]] static void add_rows(const Set& set, const ActivationBlock& a, int rows_laid_out,
-                                              int i, float* acc) {
-    Floats t[R][kGroups];
-    values<R>(set, a, rows_laid_out, i, t);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int g = 0; g < kGroups; ++g) {
-        float* p = acc + r * kPanelRows + g * V::kLanes;
-        V::store(p, V::fma(t[r][g], V::broadcast(a.scale + i + r), V::load_floats(p)));
-      }
-  }
-
-  template <int kHalf>
-  [[gnu::always_inline]] static void add_block(const std::byte* unit, int j, int lane,
-                                               const ActivationBlock& a, int rows_laid_out, int row_begin,
-                                               int n_rows, float* acc) {
-    constexpr int kStep = W::kHalves ? 1 : V::kRowStep;
-    Set set;
-    load_set<kHalf>(unit, j, lane, set);
-    int i = 0;
-    for (; i + kStep <= n_rows; i += kStep)
-      add_rows<kStep>(set, a, rows_laid_out, row_begin + i, acc + i * kPanelRows + lane);
-    if constexpr (kStep > 1)
-      for (; i < n_rows; ++i) add_rows<1>(set, a, rows_laid_out, row_begin + i, acc + i * kPanelRows + lane);
-  }
-
-  // Many rows: accumulators in acc (L1), codes in registers, activations streamed.
-  static void many_rows(const std::byte* panel, const Activations& x, int row_begin, int n_rows, float* acc) {
-    for (int i = 0; i < n_rows * kPanelRows; ++i) acc[i] = 0;
-    const int n_blocks = int(x.n_in / kBlock);
-    const size_t stride = activation_stride(x.n_rows);
-    for (int b = 0; b < n_blocks; ++b) {
-      const std::byte* unit = panel + size_t(b / W::kUnitBlocks) * W::kUnitBytes;
-      const int j = b % W::kUnitBlocks;
-      const ActivationBlock a(x.packed + b * stride, x.n_rows);
-      for (int line = 0; line < W::kUnitBytes / W::kUnitBlocks; line += 64)
-        V::prefetch(unit + W::block_offset(j) + 2 * (W::kUnitBytes / W::kUnitBlocks) + line);
-      for (int lane = 0; lane < 16; lane += kSetRows)
-        add_block<0>(unit, j, lane, a, x.n_rows, row_begin, n_rows, acc);
-      if constexpr (kSetRows < kPanelRows)
-        for (int lane = 16; lane < 32; lane += kSetRows)
-          add_block<1>(unit, j, lane, a, x.n_rows, row_begin, n_rows, acc);
+  // V::kLanes rows from `lane`; out.offset is -kMagic * scale.
+  [[gnu::always_inline]] static void scales(const std::byte* unit, int j, int lane, Scales<V>& out) {
+    W::template scales<V>(unit, j, lane, out);
+    for (int h = 0; h < Kind::kSubs; ++h) {
+      if constexpr (kShift > 0) out.scale[h] = V::mul(out.scale[h], V::set1(1.0f / (1 << kShift)));
+      out.offset[h] = V::mul(out.scale[h], V::set1(-kMagic));
     }
   }
 
-  // Few rows: accumulators in registers, weights streamed with prefetch. Needs kSetRows == 32.
+  static void block(const std::byte* unit, int j, std::byte* image, float* vectors) {
+    const std::byte* planes = unit + W::planes_offset(j);
+    if constexpr (!kDirect)
+      for (int offset = 0; offset < 64; offset += V::kBytes)
+        [&]<int... z>(std::integer_sequence<int, z...>) __attribute__((always_inline)) {
+          (V::store(image + 64 * z + offset, codes<z>(planes, offset)), ...);
+        }
+    (std::make_integer_sequence<int, 16>());
+    for (int lane = 0; lane < kPanelRows; lane += V::kLanes) {
+      Scales<V> s;
+      scales(unit, j, lane, s);
+      for (int h = 0; h < Kind::kSubs; ++h) {
+        float* p = vectors + h * Kind::kVectors * kPanelRows + lane;
+        V::store(p, s.scale[h]);
+        V::store(p + kPanelRows, s.offset[h]);
+        if constexpr (W::kMin) V::store(p + 2 * kPanelRows, s.min[h]);
+      }
+    }
+  }
+};
+
+// t of R rows x G lane groups from integer sums. `vectors` is a sub-block's scales from the first lane on.
+template <class V, class Kind, int R, int G>
+[[gnu::always_inline]] inline void add_sub_block(const typename V::Ints (&sum)[R][G], const float* vectors,
+                                                 const float* da, const float* sum_a,
+                                                 typename V::Floats (&acc)[R][G]) {
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) {
+    const float* p = vectors + g * V::kLanes;
+    const auto scale = V::load_floats(p), offset = V::load_floats(p + kPanelRows);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      auto t = V::fma(V::as_floats(sum[r][g]), scale, offset);
+      if constexpr (Kind::kMin) t = V::fma(V::load_floats(p + 2 * kPanelRows), V::broadcast(sum_a + r), t);
+      acc[r][g] = V::fma(t, V::broadcast(da + r), acc[r][g]);
+    }
+  }
+}
+
+// R rows x kTileGroups lane groups over a chunk: integer and float sums in registers, codes and scales from
+// L1.
+template <class V, class Kind, int R>
+void chunk_rows(const Chunk& chunk, const ActivationRows& x, int row, int lane, float* acc) {
+  constexpr int G = V::kTileGroups;
+  using Floats = typename V::Floats;
+  Floats out[R][G];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) out[r][g] = V::load_floats(acc + r * kPanelRows + g * V::kLanes);
+  const std::byte* block = x.blocks;
+  const std::byte* image = chunk.codes + lane / 16 * 512 + lane % 16 * 4;
+  const float* vectors = chunk.scales + lane;
+  for (int b = 0; b < chunk.n_blocks; ++b, block += x.stride, image += chunk.code_stride) {
+    const ActivationBlock a(block, x.laid_out);
+    const int8_t* codes = a.codes + row * kBlock;
+#pragma GCC unroll 2
+    for (int h = 0; h < Kind::kSubs; ++h, vectors += Kind::kVectors * kPanelRows) {
+      const size_t half = Kind::kSubs == 2 ? size_t(h) * x.laid_out + row : row;
+      const int32_t* start = (Kind::kSubs == 2 ? a.start_half : a.start) + half;
+      typename V::Ints sum[R][G];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int g = 0; g < G; ++g) sum[r][g] = V::template start<Kind>(start + r);
+#pragma GCC unroll 8
+      for (int j = h * Kind::kSteps; j < (h + 1) * Kind::kSteps; ++j) {
+        typename V::Bytes w[G];
+#pragma GCC unroll 8
+        for (int g = 0; g < G; ++g) {
+          const int at =
+              g *
+              V::kLanes;  // lane groups never straddle the two halves of the image unless they are 16 wide
+          w[g] = V::load(image + at / 16 * 512 + at % 16 * 4 + 64 * j);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const auto four = V::broadcast4(codes + r * kBlock + 4 * j);
+#pragma GCC unroll 8
+          for (int g = 0; g < G; ++g) sum[r][g] = V::dot(sum[r][g], w[g], four);
+        }
+      }
+      add_sub_block<V, Kind, R, G>(sum, vectors, a.scale + row,
+                                   (Kind::kSubs == 2 ? a.sum_half : a.sum) + half, out);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) V::store(acc + r * kPanelRows + g * V::kLanes, out[r][g]);
+}
+
+// Calls f.operator()<r>() for the run-time r in 1 .. R.
+template <int R, class F>
+[[gnu::always_inline]] inline void with_rows(int r, const F& f) {
+  if constexpr (R > 1) {
+    if (r < R) return with_rows<R - 1>(r, f);
+  }
+  f.template operator()<R>();
+}
+
+// All rows over a chunk, in groups of kTileRows or one fewer, so that no group is small.
+template <class V, class Kind>
+void chunk_all_rows(const Chunk& chunk, const ActivationRows& x, int row_begin, int n_rows, float* acc) {
+  const int n_groups = (n_rows + V::kTileRows - 1) / V::kTileRows;
+  const int small = n_rows / n_groups, n_large = n_rows % n_groups;
+  for (int group = 0, row = 0; group < n_groups; ++group) {
+    const int n = small + (group < n_large);
+    for (int lane = 0; lane < kPanelRows; lane += V::kTileGroups * V::kLanes)
+      with_rows<V::kTileRows>(n, [&]<int R>() {
+        chunk_rows<V, Kind, R>(chunk, x, row_begin + row, lane, acc + row * kPanelRows + lane);
+      });
+    row += n;
+  }
+}
+
+template <class V, class W>
+struct Int8Tile {
+  using U = Unpack<V, W>;
+  using Kind = typename U::Kind;
+  static constexpr int kBlockShare = W::kUnitBytes / W::kUnitBlocks;  // bytes to stream a block
+
+  // Many rows: a chunk is unpacked once and meets every row.
+  static void many_rows(const std::byte* panel, const Activations& x, int row_begin, int n_rows, float* acc) {
+    constexpr int kVectorFloats = Kind::kSubs * Kind::kVectors * kPanelRows;
+    alignas(64) std::byte image[U::kDirect ? 64 : kChunkBlocks * kImageBytes];
+    alignas(64) float vectors[kChunkBlocks * kVectorFloats];
+    for (int i = 0; i < n_rows * kPanelRows; ++i) acc[i] = 0;
+    const int n_blocks = int(x.n_in / kBlock);
+    ActivationRows rows{x.packed, activation_stride(x.n_rows), x.n_rows};
+    for (int b = 0; b < n_blocks; b += kChunkBlocks, rows.blocks += kChunkBlocks * rows.stride) {
+      const int n = n_blocks - b < kChunkBlocks ? n_blocks - b : kChunkBlocks;
+      for (int i = 0; i < n; ++i) {
+        const std::byte* unit = panel + size_t((b + i) / W::kUnitBlocks) * W::kUnitBytes;
+        U::block(unit, (b + i) % W::kUnitBlocks, image + i * kImageBytes, vectors + i * kVectorFloats);
+      }
+      const std::byte* first = panel + size_t(b / W::kUnitBlocks) * W::kUnitBytes;
+      const Chunk chunk = U::kDirect ? Chunk{first + W::planes_offset(0), W::kUnitBytes, vectors, n}
+                                     : Chunk{image, kImageBytes, vectors, n};
+      chunk_all_rows<V, Kind>(chunk, rows, row_begin, n_rows, acc);
+    }
+  }
+
+  // Few rows: weights go straight from the stream into dot products; all 32 outputs of R rows in registers.
   template <int R>
-  static void few_rows(const std::byte* panel, const Activations& x, int row_begin, float* acc) {
-    constexpr int kAhead = 4096;
+  static void few_rows(const std::byte* panel, const Activations& x, int row, float* acc) {
+    constexpr int kAhead = 4096;  // bytes of prefetch: about the latency of DRAM at one core's rate
+    constexpr int G = kPanelRows / V::kLanes;
     const size_t stride = activation_stride(x.n_rows);
     const int n_units = int(x.n_in / (kBlock * W::kUnitBlocks));
     const std::byte* act = x.packed;
-    Floats out[R][kGroups];
+    typename V::Floats out[R][G];
     for (int r = 0; r < R; ++r)
-      for (int g = 0; g < kGroups; ++g) out[r][g] = V::zero();
+      for (int g = 0; g < G; ++g) out[r][g] = V::zero();
     for (int u = 0; u < n_units; ++u, panel += W::kUnitBytes) {
       for (int j = 0; j < W::kUnitBlocks; ++j, act += stride) {
-        constexpr int kShare = W::kUnitBytes / W::kUnitBlocks;
-        for (int line = 0; line < kShare; line += 64) V::prefetch(panel + j * kShare + kAhead + line);
-        const ActivationBlock a(act, x.n_rows);
-        Set set;
-        load_set<0>(panel, j, 0, set);
-        Floats t[R][kGroups];
-        values<R>(set, a, x.n_rows, row_begin, t);
-        for (int r = 0; r < R; ++r)
-          for (int g = 0; g < kGroups; ++g)
-            out[r][g] = V::fma(t[r][g], V::broadcast(a.scale + row_begin + r), out[r][g]);
+        for (int line = 0; line < kBlockShare; line += 64)
+          V::prefetch(panel + j * kBlockShare + kAhead + line);
+        few_rows_block<R, G>(panel, j, ActivationBlock(act, x.n_rows), x.n_rows, row, out);
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int g = 0; g < kGroups; ++g) V::store(acc + r * kPanelRows + g * V::kLanes, out[r][g]);
+      for (int g = 0; g < G; ++g) V::store(acc + r * kPanelRows + g * V::kLanes, out[r][g]);
+  }
+
+  template <int R, int G>
+  [[gnu::always_inline]] static void few_rows_block(const std::byte* unit, int j, const ActivationBlock& a,
+                                                    int laid_out, int row, typename V::Floats (&out)[R][G]) {
+    const std::byte* planes = unit + W::planes_offset(j);
+    typename V::Ints sum[Kind::kSubs][R][G];
+#pragma GCC unroll 2
+    for (int h = 0; h < Kind::kSubs; ++h)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int g = 0; g < G; ++g)
+          sum[h][r][g] = V::template start<Kind>(Kind::kSubs == 2 ? a.start_half + h * laid_out + row + r
+                                                                  : a.start + row + r);
+    [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+      // i = step * G + lane group
+      (few_rows_dot<R, G, i / G, i % G>(planes, a.codes + row * kBlock, sum[i / G / Kind::kSteps]), ...);
+    }
+    (std::make_integer_sequence<int, 8 * G>());
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) {
+      Scales<V> s;
+      U::scales(unit, j, g * V::kLanes, s);
+#pragma GCC unroll 2
+      for (int h = 0; h < Kind::kSubs; ++h)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const float* sum_a = Kind::kSubs == 2 ? a.sum_half + h * laid_out + row + r : a.sum + row + r;
+          auto t = V::fma(V::as_floats(sum[h][r][g]), s.scale[h], s.offset[h]);
+          if constexpr (Kind::kMin) t = V::fma(s.min[h], V::broadcast(sum_a), t);
+          out[r][g] = V::fma(t, V::broadcast(a.scale + row + r), out[r][g]);
+        }
+    }
+  }
+
+  template <int R, int G, int step, int g>
+  [[gnu::always_inline]] static void few_rows_dot(const std::byte* planes, const int8_t* codes,
+                                                  typename V::Ints (&sum)[R][G]) {
+    constexpr int lane = g * V::kLanes;
+    const auto w = U::template codes<lane / 16 * 8 + step>(planes, lane % 16 * 4);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      sum[r][g] = V::dot(sum[r][g], w, V::broadcast4(codes + r * kBlock + 4 * step));
   }
 
   static void run(const PackedMatrix& w, const Activations& x, int64_t panel, int row_begin, int n_rows,
@@ -171,18 +285,8 @@ struct Int8Tile {
     const size_t panel_bytes = size_t(w.n_in / (kBlock * W::kUnitBlocks)) * W::kUnitBytes;
     const std::byte* data = w.data.data() + size_t(panel) * panel_bytes;
     if constexpr (V::kFewRows > 0) {
-      switch (n_rows) {
-        case 1:
-          return few_rows<1>(data, x, row_begin, acc);
-        case 2:
-          return few_rows<2>(data, x, row_begin, acc);
-        case 3:
-          return few_rows<3>(data, x, row_begin, acc);
-        case 4:
-          return few_rows<4>(data, x, row_begin, acc);
-        default:
-          break;
-      }
+      if (n_rows <= V::kFewRows)
+        return with_rows<V::kFewRows>(n_rows, [&]<int R>() { few_rows<R>(data, x, row_begin, acc); });
     }
     many_rows(data, x, row_begin, n_rows, acc);
   }

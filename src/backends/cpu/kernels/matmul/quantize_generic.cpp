@@ -16,10 +16,10 @@ void quantize_block(const float* x, const MutableActivationBlock& out, int n_row
     half[i / 16] += code;
   }
   out.scale[row] = amax < kTinyBlock ? 0.0f : amax / 127.0f;
-  out.neg[row] = -128 * (half[0] + half[1]);
+  out.start[row] = kMagicBits - 128 * (half[0] + half[1]);
   out.sum[row] = float(half[0] + half[1]);
   for (int h = 0; h < 2; ++h) {
-    out.neg_half[h * n_rows + row] = -128 * half[h];
+    out.start_half[h * n_rows + row] = kMagicBits - 128 * half[h];
     out.sum_half[h * n_rows + row] = float(half[h]);
   }
 }

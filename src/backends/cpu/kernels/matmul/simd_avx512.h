@@ -7,15 +7,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cpu/kernels/matmul/activation.h"
+
 namespace kvasir::cpu::matmul {
 
 #define KVASIR_INLINE [[gnu::always_inline]] static inline
 
 struct Avx512Vector {
   static constexpr int kBytes = 64, kLanes = 16;
-  static constexpr int kGroups = 2, kRowStep = 2, kFewRows = 4;
+  static constexpr int kTileGroups = 2, kTileRows = 7, kFewRows = 4;
   static constexpr int kFloatGroups = 2, kFloatRows = 12;
-  static constexpr bool kTopAligned = true;
+  static constexpr bool kTopAligned = true, kKeepsBytes = true;
 
   using Bytes = __m512i;
   using Small = __m128i;
@@ -58,26 +60,21 @@ struct Avx512Vector {
   KVASIR_INLINE Bytes prepare(Bytes code) {
     return code;
   }
-  template <class W>
-  KVASIR_INLINE Ints start(const int32_t* neg) {
-    if constexpr (W::kOffset == 0)
-      return _mm512_setzero_si512();
-    else
-      return _mm512_set1_epi32(*neg);
+  template <class Kind>
+  KVASIR_INLINE Ints start(const int32_t* start) {
+    return _mm512_set1_epi32(Kind::kOffset ? *start : kMagicBits);
   }
   KVASIR_INLINE Bytes broadcast4(const int8_t* a) {
     int32_t four;
     __builtin_memcpy(&four, a, 4);
     return _mm512_set1_epi32(four);
   }
-  template <class W>
-  KVASIR_INLINE Ints dot(Ints sum, Bytes w, Bytes a) {
-    return _mm512_dpbusd_epi32(sum, w, a);
-  }
-  KVASIR_INLINE Floats to_float(Ints v) { return _mm512_cvtepi32_ps(v); }
+  KVASIR_INLINE Ints dot(Ints sum, Bytes w, Bytes a) { return _mm512_dpbusd_epi32(sum, w, a); }
+  KVASIR_INLINE Floats as_floats(Ints v) { return _mm512_castsi512_ps(v); }
 
   KVASIR_INLINE Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
   KVASIR_INLINE void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
+  KVASIR_INLINE void store(std::byte* p, Bytes v) { _mm512_storeu_si512(p, v); }
   KVASIR_INLINE Floats zero() { return _mm512_setzero_ps(); }
   KVASIR_INLINE Floats set1(float v) { return _mm512_set1_ps(v); }
   KVASIR_INLINE Floats broadcast(const float* p) { return _mm512_set1_ps(*p); }

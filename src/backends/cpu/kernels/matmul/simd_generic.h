@@ -1,20 +1,22 @@
 // The vector type of the generic row: four bytes and one float at a time. It defines what every other row
 // must give.
 #pragma once
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include "backends/cpu/kernels/matmul/activation.h"
 #include "base/half.h"
 
 namespace kvasir::cpu::matmul {
 
 struct GenericVector {
   static constexpr int kBytes = 4, kLanes = 1;
-  static constexpr int kGroups = 1, kRowStep = 1, kFewRows = 0;  // int8 tile
+  static constexpr int kTileGroups = 1, kTileRows = 1, kFewRows = 0;
   static constexpr int kFloatGroups = 1, kFloatRows = 4;
-  static constexpr bool kTopAligned = false;
+  static constexpr bool kTopAligned = true, kKeepsBytes = true;
 
   using Bytes = uint32_t;
   using Small = uint8_t;
@@ -56,21 +58,20 @@ struct GenericVector {
   static Bytes prepare(Bytes code) {
     return code;
   }
-  // Start of an integer sum: takes W::kOffset * sum(a) away, given neg = -128 * sum(a).
-  template <class W>
-  static Ints start(const int32_t* neg) {
-    return *neg / 128 * W::kOffset;
+  template <class Kind>
+  static Ints start(const int32_t* start) {
+    return Kind::kOffset ? *start : kMagicBits;
   }
   static Bytes broadcast4(const int8_t* a) { return load(reinterpret_cast<const std::byte*>(a)); }
-  template <class W>
   static Ints dot(Ints sum, Bytes w, Bytes a) {
     for (int i = 0; i < 4; ++i) sum += int((w >> (8 * i)) & 255) * int8_t(a >> (8 * i));
     return sum;
   }
-  static Floats to_float(Ints v) { return float(v); }
+  static Floats as_floats(Ints v) { return std::bit_cast<float>(v); }
 
   static Floats load_floats(const float* p) { return *p; }
   static void store(float* p, Floats v) { *p = v; }
+  static void store(std::byte* p, Bytes v) { std::memcpy(p, &v, 4); }
   static Floats zero() { return 0; }
   static Floats set1(float v) { return v; }
   static Floats broadcast(const float* p) { return *p; }

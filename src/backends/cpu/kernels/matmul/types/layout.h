@@ -19,10 +19,11 @@ namespace kvasir::cpu::matmul {
 template <DType kType>
 struct WeightLayout;
 
-// Scales of V::kLanes rows and one block; index 1 is used when a block has two halves of 16.
+// Scales of V::kLanes rows and one block; index 1 is used when a block has two halves of 16. A type fills scale and min;
+// a scale must have at most 21 significant bits (int8_tile.h).
 template <class V>
 struct Scales {
-  typename V::Floats scale[2], min[2];
+  typename V::Floats scale[2], offset[2], min[2];
 };
 
 template <int kUnitBlocksIn, int kSourceBytesIn, int kLowIn, int kHighIn, int kHeaderIn, int kBlockScalesIn>
