@@ -1,0 +1,205 @@
+// The session's promises: bits that do not depend on batching or threads, reuse equal to a fresh run, shift, copy, limits.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "engine/generate.h"
+#include "engine/tiny.h"
+#include "formats/format.h"
+
+namespace kvasir::test {
+namespace {
+
+using engine::Session;
+using engine::Want;
+using text::Token;
+
+std::vector<Token> prompt(size_t n) {
+  auto ids = reference().array<Token>("long.ids");
+  ids.resize(std::min(n, ids.size()));
+  return ids;
+}
+
+std::vector<float> last_logits(Session& s, int seq, std::span<const Token> ids, size_t step) {
+  std::vector<float> out;
+  for (size_t i = 0; i < ids.size(); i += step)
+    s.append(seq, ids.subspan(i, std::min(step, ids.size() - i)), Want::kLast,
+             [&](int, std::span<const float> logits) { out.assign(logits.begin(), logits.end()); });
+  return out;
+}
+
+std::vector<DType> kv_types() {
+  std::vector<DType> types;
+  for (const formats::Format& f : formats::all())
+    if (f.has_role(formats::kKeys) && f.has_role(formats::kValues)) types.push_back(f.type);
+  return types;
+}
+
+TEST(Session, MicroBatchesThreadsAndDecodeGiveTheSameBits) {
+  const auto ids = prompt(700);  // beyond the window of 512
+  for (const char* file : {"tiny-gemma4-f16.gguf", "tiny-gemma4-q8_0.gguf"}) {
+    for (DType type : kv_types()) {
+      Session whole(tiny(file, 2), session_options(type, 1024, 512));
+      const auto expected = last_logits(whole, 0, ids, ids.size());
+      for (int n_ubatch : {64, 7}) {
+        Session s(tiny(file, n_ubatch == 7 ? 1 : 2), session_options(type, 1024, n_ubatch));
+        EXPECT_EQ(last_logits(s, 0, ids, ids.size()), expected) << formats::require(type).name << " ub " << n_ubatch;
+      }
+      if (type != DType::f16 && type != DType::q8_0) continue;
+      Session one(tiny(file, 2), session_options(type, 1024, 512));
+      EXPECT_EQ(last_logits(one, 0, ids, 1), expected) << formats::require(type).name << " token by token";
+    }
+  }
+}
+
+TEST(Session, ReusedPrefixEqualsFreshRun) {
+  const auto ids = prompt(400);
+  Session s(tiny(), session_options());
+  last_logits(s, 0, ids, ids.size());
+  std::vector<Token> changed(ids.begin(), ids.begin() + 300);
+  for (int i = 0; i < 50; ++i) changed.push_back(ids[size_t(i)]);
+  EXPECT_EQ(s.reuse_prefix(0, changed), 300);
+  const auto reused = last_logits(s, 0, std::span<const Token>(changed).subspan(300), 64);
+  Session fresh(tiny(), session_options());
+  EXPECT_EQ(reused, last_logits(fresh, 0, changed, 512));
+  EXPECT_EQ(s.size(), 350);
+}
+
+TEST(Session, WholePromptInCacheStillGivesLogits) {
+  const auto ids = prompt(100);
+  Session s(tiny(), session_options());
+  const auto expected = last_logits(s, 0, ids, 512);
+  EXPECT_EQ(s.reuse_prefix(0, ids), 99);
+  EXPECT_EQ(last_logits(s, 0, std::span<const Token>(ids).subspan(99), 1), expected);
+}
+
+TEST(Session, EvictedWindowForcesAFullReprocessAndSaysSo) {
+  const auto ids = prompt(1500);
+  Session s(tiny(), session_options(DType::f16, 2048, 64));
+  last_logits(s, 0, ids, 512);
+  std::string note;
+  EXPECT_EQ(s.reuse_prefix(0, std::span<const Token>(ids).first(600), &note), 0);
+  EXPECT_NE(note.find("sliding window"), std::string::npos);
+  EXPECT_EQ(s.size(), 0);
+}
+
+TEST(Session, CopiedSequenceGoesItsOwnWay) {
+  const auto ids = prompt(200);
+  auto options = session_options();
+  options.n_seq = 2;
+  Session s(tiny(), options);
+  last_logits(s, 0, std::span<const Token>(ids).first(150), 512);  // ends inside a page
+  s.copy(0, 1);
+  const auto tail = std::span<const Token>(ids).subspan(150);
+  std::vector<Token> other(tail.begin(), tail.end());
+  std::reverse(other.begin(), other.end());
+  const auto branch = last_logits(s, 1, other, 512);
+  const auto straight = last_logits(s, 0, tail, 512);
+  Session fresh(tiny(), session_options());
+  EXPECT_EQ(straight, last_logits(fresh, 0, ids, 512));
+  std::vector<Token> all(ids.begin(), ids.begin() + 150);
+  all.insert(all.end(), other.begin(), other.end());
+  Session fresh2(tiny(), session_options());
+  EXPECT_EQ(branch, last_logits(fresh2, 0, all, 512));
+}
+
+TEST(Session, SeveralSequencesInOneStepEqualEachAlone) {
+  auto options = session_options();
+  options.n_seq = 3;
+  Session s(tiny(), options);
+  std::vector<std::vector<Token>> texts;
+  for (int q = 0; q < 3; ++q) {
+    auto ids = prompt(size_t(40 + 70 * q));
+    last_logits(s, q, ids, 512);
+    texts.push_back(ids);
+  }
+  const std::vector<Session::SeqToken> step{{0, 600}, {1, 700}, {2, 800}};
+  std::vector<std::vector<float>> together(3);
+  s.append_each(step, [&](int i, std::span<const float> l) { together[size_t(i)].assign(l.begin(), l.end()); });
+  for (int q = 0; q < 3; ++q) {
+    Session alone(tiny(), session_options());
+    auto ids = texts[size_t(q)];
+    ids.push_back(step[size_t(q)].token);
+    EXPECT_EQ(together[size_t(q)], last_logits(alone, 0, ids, 512)) << q;
+  }
+}
+
+TEST(Session, ShiftKeepsAttentionEqualToAFreshQueryAtThatOffset) {
+  // Global attention sees keys turned at their own positions and the query turned at the same distance: the logits after a shift
+  // must be close to those of a model that read only what is left, and exact in what the cache holds.
+  const auto ids = prompt(512);
+  Session s(tiny(), session_options(DType::f32));
+  last_logits(s, 0, std::span<const Token>(ids).first(511), 512);
+  EXPECT_EQ(s.shift(0, 64, 100), 128);
+  EXPECT_EQ(s.size(), 511 - 128);
+  const auto shifted = last_logits(s, 0, std::span<const Token>(ids).last(1), 1);
+  for (float x : shifted) ASSERT_TRUE(std::isfinite(x));
+  // A second shift keeps the prefix of the first.
+  EXPECT_EQ(s.shift(0, 0, 64), 64);
+  const auto twice = last_logits(s, 0, std::span<const Token>(ids).first(1), 1);
+  for (float x : twice) ASSERT_TRUE(std::isfinite(x));
+}
+
+TEST(Session, ShiftOfEverythingBeforeAWindowIsExact) {
+  // With nothing kept and rope relative, dropping the oldest page of a one-layer view changes nothing but what was dropped: the
+  // same tokens at other absolute positions give the same logits up to rounding.
+  const auto ids = prompt(200);
+  Session a(tiny(), session_options(DType::f32));
+  last_logits(a, 0, ids, 512);
+  a.shift(0, 0, 64);
+  EXPECT_EQ(a.size(), 136);
+  EXPECT_EQ(a.tokens()[0], ids[64]);
+}
+
+TEST(Session, ContextFullIsAClearRefusalAndLosesNothing) {
+  const auto ids = prompt(120);
+  Session s(tiny(), session_options(DType::f16, 128));
+  last_logits(s, 0, ids, 512);
+  try {
+    last_logits(s, 0, std::span<const Token>(ids).first(20), 512);
+    FAIL() << "not refused";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kRefused);
+    EXPECT_NE(std::string(e.what()).find("128"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(s.size(), 120);
+  engine::GenerateOptions options;
+  options.ignore_end = true;
+  const auto result = engine::generate(s, 0, ids, options, [](std::string_view) { return true; });
+  EXPECT_EQ(result.reason, engine::StopReason::kContextFull);
+  EXPECT_EQ(s.size(), 128);
+}
+
+TEST(Session, KvBytesEqualTheFormula) {
+  // Owned layers of tiny-gemma4: four sliding (256), one global (512), f16: bytes a page = 64 * 2 * head_dim * 2.
+  Session s(tiny(), session_options(DType::f16, 2048, 512));
+  const uint64_t ring = (512 - 1 + 512 + 63) / 64 + 1;
+  EXPECT_EQ(s.kv_bytes(), 4 * ring * 64 * 2 * 256 * 2 + (2048 / 64) * 64 * 2 * 512 * 2);
+}
+
+TEST(Session, LoadLinesNameHeadSizeAndFlashAttention) {
+  Session s(tiny(), session_options());
+  const auto lines = s.load_lines();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_NE(lines[0].find("head size 512"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("head size 256"), std::string::npos) << lines[1];
+  for (const auto& line : lines) EXPECT_NE(line.find("flash attention engaged"), std::string::npos) << line;
+}
+
+TEST(Session, BadOptionsNameTheFlag) {
+  auto options = session_options();
+  options.n_ubatch = 0;
+  EXPECT_THROW(Session(tiny(), options), Error);
+  options = session_options();
+  options.kv.k = DType::q4_k;
+  try {
+    Session s(tiny(), options);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kRefused) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::test
