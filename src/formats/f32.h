@@ -10,6 +10,8 @@ struct BlockF32 {
 static_assert(sizeof(BlockF32) == 4);
 
 constexpr void decode_block(const BlockF32& block, float* y) { y[0] = block.value; }
-constexpr void encode_block(const float* x, const float* /*importance*/, BlockF32& block) { block.value = x[0]; }
+constexpr void encode_block(const float* x, const float* /*importance*/, BlockF32& block) {
+  block.value = x[0];
+}
 
 }  // namespace kvasir::formats

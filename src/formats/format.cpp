@@ -49,9 +49,10 @@ void encode_row(const float* x, std::byte* blocks, int64_t n) {
 }
 
 constexpr Format kFormats[] = {
-#define KVASIR_FORMAT(name, Block, roles, theory)                                                             \
-  Format{DType::name,       #name,  Block::kValues, sizeof(Block), roles, decode_row<Block>, encode_row<Block>, \
-         theory, encode_weighted_row<Block>},
+#define KVASIR_FORMAT(name, Block, roles, theory)      \
+  Format{DType::name,       #name,  Block::kValues,    \
+         sizeof(Block),     roles,  decode_row<Block>, \
+         encode_row<Block>, theory, encode_weighted_row<Block>},
 #include "formats/list.def"
 #undef KVASIR_FORMAT
 };
@@ -63,15 +64,16 @@ struct KnownId {
 
 // GGUF type ids that other programs write and this build does not read: only for messages.
 constexpr KnownId kForeign[] = {
-    {9, "q8_1"},    {15, "q8_k"},  {16, "iq2_xxs"}, {17, "iq2_xs"}, {18, "iq3_xxs"}, {19, "iq1_s"},
-    {21, "iq3_s"},  {22, "iq2_s"}, {24, "i8"},      {25, "i16"},    {26, "i32"},     {27, "i64"},
-    {28, "f64"},    {29, "iq1_m"}, {34, "tq1_0"},   {35, "tq2_0"},  {39, "mxfp4"},
+    {9, "q8_1"},   {15, "q8_k"},  {16, "iq2_xxs"}, {17, "iq2_xs"}, {18, "iq3_xxs"}, {19, "iq1_s"},
+    {21, "iq3_s"}, {22, "iq2_s"}, {24, "i8"},      {25, "i16"},    {26, "i32"},     {27, "i64"},
+    {28, "f64"},   {29, "iq1_m"}, {34, "tq1_0"},   {35, "tq2_0"},  {39, "mxfp4"},
 };
 
 // Ids of Kvasir's own types. A public fork gives 44-50 to types of the same name but other bytes.
 constexpr KnownId kOwn[] = {
-    {44, "tbq3_0"}, {45, "tbq4_0"},  {46, "qjl1_256"}, {47, "q4_polar"}, {48, "tbq3_tcq"}, {49, "tbq3_k"},   {50, "tbq4_k"},
-    {64, "tbq2_h"}, {65, "tbq3_h"}, {66, "tbq4_h"},   {67, "tbq2_ht"},  {68, "tbq3_ht"},  {69, "tbq4_ht"},
+    {44, "tbq3_0"},  {45, "tbq4_0"},  {46, "qjl1_256"}, {47, "q4_polar"}, {48, "tbq3_tcq"},
+    {49, "tbq3_k"},  {50, "tbq4_k"},  {64, "tbq2_h"},   {65, "tbq3_h"},   {66, "tbq4_h"},
+    {67, "tbq2_ht"}, {68, "tbq3_ht"}, {69, "tbq4_ht"},
 };
 
 std::string_view name_of(std::span<const KnownId> ids, uint32_t id) {
@@ -99,10 +101,10 @@ const Format* find(std::string_view name) {
 const Format& require(DType type) {
   if (const Format* format = find(type)) return *format;
   const uint32_t id = uint32_t(type);
-  if (const auto name = name_of(kOwn, id); !name.empty())
+  if (const auto name = own_name(type); !name.empty())
     fail(ErrorCode::kRefused,
-         "type id {} is {} in Kvasir's own files and another layout in a fork's: it is read only from a file whose "
-         "general.quantized_by is kvasir, and not as a weight of any other; known types: {}",
+         "type id {} is a Kvasir or fork type ({}) that is not readable from this file: only a file whose "
+         "general.quantized_by is kvasir is read with it, and this build lacks it; known types: {}",
          id, name, names(kWeights));
   if (const auto name = name_of(kForeign, id); !name.empty())
     fail(ErrorCode::kRefused, "type id {} ({}) is not supported; known types: {}", id, name, names(kWeights));
@@ -117,6 +119,8 @@ const Format& require(std::string_view name, Role role) {
     fail(ErrorCode::kRefused, "type '{}' cannot hold {}; known for {}: {}", name, use, use, names(role));
   return *format;
 }
+
+std::string_view own_name(DType type) { return name_of(kOwn, uint32_t(type)); }
 
 std::string names(Role role) {
   std::string out;

@@ -1,5 +1,7 @@
-// Bounds-checked little-endian reading of a mapped file; every fault names file, offset and what was being read.
+// A bounds-checked reader over a file's bytes. Every read that would pass the end throws Error{kBadFile} with
+// the offset.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -14,41 +16,39 @@ class Cursor {
  public:
   Cursor(const std::string& path, std::span<const std::byte> bytes) : path_(path), bytes_(bytes) {}
 
-  const std::string& path() const { return path_; }
-  size_t offset() const { return offset_; }
-  size_t size() const { return bytes_.size(); }
-  size_t left() const { return bytes_.size() - offset_; }
-  std::span<const std::byte> since(size_t start) const { return bytes_.subspan(start, offset_ - start); }
+  uint64_t offset() const { return offset_; }
+  uint64_t remaining() const { return bytes_.size() - offset_; }
+  std::span<const std::byte> rest() const { return bytes_.subspan(offset_); }
 
-  uint32_t u32(const char* what) { return read<uint32_t>(what); }
-  uint64_t u64(const char* what) { return read<uint64_t>(what); }
-  // Precondition: n <= left().
-  void skip(size_t n) { offset_ += n; }
-  std::string_view string(const char* what, uint64_t max_bytes) {
-    const size_t at = offset_;
-    const uint64_t length = u64(what);
-    if (length > left() || length > max_bytes)
-      fail(ErrorCode::kBadFile, "{} (offset {} of {}): string length {} is beyond {}", what, at, path_, length,
-           length > left() ? "the end of the file" : "the limit for a name");
-    const char* text = reinterpret_cast<const char*>(bytes_.data() + offset_);
-    offset_ += length;
-    return {text, size_t(length)};
-  }
-
- private:
+  // `what` names the field for the message: "the length of key 3".
   template <typename T>
-  T read(const char* what) {
-    if (left() < sizeof(T))
-      fail(ErrorCode::kBadFile, "{}: the file ends at offset {} while reading {}; it may be truncated", path_, offset_, what);
+  T read(std::string_view what) {
     T value;
-    std::memcpy(&value, bytes_.data() + offset_, sizeof value);
-    offset_ += sizeof value;
+    std::memcpy(&value, take(sizeof(T), what).data(), sizeof(T));
     return value;
   }
 
+  std::span<const std::byte> take(uint64_t n, std::string_view what) {
+    if (n > remaining())
+      fail(ErrorCode::kBadFile,
+           "{}: at byte {}: {} needs {} bytes but only {} are left; the file is cut short or damaged", path_,
+           offset_, what, n, remaining());
+    const auto part = bytes_.subspan(offset_, n);
+    offset_ += n;
+    return part;
+  }
+
+  // u64 length, then that many bytes.
+  std::string_view string(std::string_view what) {
+    const auto length = read<uint64_t>(what);
+    const auto bytes = take(length, what);
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+
+ private:
   const std::string& path_;
   std::span<const std::byte> bytes_;
-  size_t offset_ = 0;
+  uint64_t offset_ = 0;
 };
 
 }  // namespace kvasir::gguf

@@ -34,11 +34,11 @@ class Value {
   double number(uint64_t i = 0) const;
   bool boolean(uint64_t i = 0) const;
   std::string_view string(uint64_t i = 0) const;
-  // Raw bytes of the value after its type word(s), for writers that preserve unknown keys.
+  // Bytes of the value as stored, without its type word(s) and an array's count, for writers that preserve unknown keys.
   std::span<const std::byte> raw() const { return raw_; }
 
  private:
-  friend class File;
+  friend struct ValueParser;
   std::string where_;  // "FILE: key 'K'" for messages
   ValueType type_{}, element_{};
   uint64_t count_ = 1;
@@ -80,7 +80,7 @@ class File {
   double number(std::string_view key) const;
   double number_or(std::string_view key, double fallback) const;
   std::string_view string(std::string_view key) const;
-  // Throws Error{kBadFile} naming file, tensor, expected and found shape.
+  // Throws Error{kBadFile} naming file and tensor when absent.
   const TensorInfo& require_tensor(std::string_view name) const;
 
   // Lets the pages of this tensor's bytes go (after it was repacked).

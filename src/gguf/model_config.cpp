@@ -29,7 +29,8 @@ class Keys {
   double number(std::string_view key, double fallback) const {
     const Value* value = find(key);
     const double x = value ? value->number() : fallback;
-    if (!std::isfinite(x)) fail(ErrorCode::kBadFile, "{}: key '{}' is not a finite number", file_.path(), full(key));
+    if (!std::isfinite(x))
+      fail(ErrorCode::kBadFile, "{}: key '{}' is not a finite number", file_.path(), full(key));
     return x;
   }
 
@@ -37,8 +38,8 @@ class Keys {
   std::vector<int64_t> per_layer(std::string_view key, int n_layer, int64_t low, int64_t high) const {
     const Value& value = file_.require(full(key));
     if (value.is_array() && value.count() != uint64_t(n_layer))
-      fail(ErrorCode::kBadFile, "{}: key '{}' has {} entries; the model has {} layers", file_.path(), full(key),
-           value.count(), n_layer);
+      fail(ErrorCode::kBadFile, "{}: key '{}' has {} entries; the model has {} layers", file_.path(),
+           full(key), value.count(), n_layer);
     std::vector<int64_t> out;
     for (int il = 0; il < n_layer; ++il)
       out.push_back(check(key, value.integer(value.is_array() ? uint64_t(il) : 0), low, high));
@@ -50,7 +51,8 @@ class Keys {
  private:
   int64_t check(std::string_view key, int64_t value, int64_t low, int64_t high) const {
     if (value < low || value > high)
-      fail(ErrorCode::kBadFile, "{}: key '{}' is {}; it must be {} to {}", file_.path(), full(key), value, low, high);
+      fail(ErrorCode::kBadFile, "{}: key '{}' is {}; it must be {} to {}", file_.path(), full(key), value,
+           low, high);
     return value;
   }
   const File& file_;
@@ -58,7 +60,8 @@ class Keys {
 };
 
 constexpr int64_t kMaxWidth = int64_t(1) << 20;
-constexpr int kDefaultPatternPeriod = 6;  // gemma3 files carry no pattern: five sliding layers, then a global one
+constexpr int kDefaultPatternPeriod =
+    6;  // gemma3 files carry no pattern: five sliding layers, then a global one
 
 std::vector<bool> sliding_layers(const Keys& keys, const ModelConfig& config, int64_t window) {
   std::vector<bool> sliding(size_t(config.n_layer), false);
@@ -85,11 +88,14 @@ void share_kv(const Keys& keys, ModelConfig& config, int64_t n_shared) {
     for (int donor = first - 1; donor >= 0 && layer.kv_donor < 0; --donor)
       if (config.layers[size_t(donor)].sliding == layer.sliding) layer.kv_donor = donor;
     if (layer.kv_donor < 0)
-      fail(ErrorCode::kBadFile, "{}: key '{}' is {}: layer {} ({}) has no earlier layer of its kind to share with",
-           keys.file().path(), keys.full("attention.shared_kv_layers"), n_shared, il, layer.sliding ? "sliding" : "global");
+      fail(ErrorCode::kBadFile,
+           "{}: key '{}' is {}: layer {} ({}) has no earlier layer of its kind to share with",
+           keys.file().path(), keys.full("attention.shared_kv_layers"), n_shared, il,
+           layer.sliding ? "sliding" : "global");
     const LayerConfig& donor = config.layers[size_t(layer.kv_donor)];
     if (donor.head_dim != layer.head_dim || donor.n_kv != layer.n_kv)
-      fail(ErrorCode::kBadFile, "{}: layer {} shares the cache of layer {}, which has {} KV heads of {} (it needs {} of {})",
+      fail(ErrorCode::kBadFile,
+           "{}: layer {} shares the cache of layer {}, which has {} KV heads of {} (it needs {} of {})",
            keys.file().path(), il, layer.kv_donor, donor.n_kv, donor.head_dim, layer.n_kv, layer.head_dim);
   }
 }
@@ -100,24 +106,28 @@ void read_layers(const Keys& keys, ModelConfig& config) {
   const int64_t window = keys.integer("attention.sliding_window", 0, int64_t(1) << 30, 0);
   const std::vector<bool> sliding = sliding_layers(keys, config, window);
   const auto n_head = keys.per_layer("attention.head_count", n, 1, 4096);
-  const auto n_kv = keys.find("attention.head_count_kv") ? keys.per_layer("attention.head_count_kv", n, 1, 4096) : n_head;
+  const auto n_kv =
+      keys.find("attention.head_count_kv") ? keys.per_layer("attention.head_count_kv", n, 1, 4096) : n_head;
   const auto n_ff = keys.per_layer("feed_forward_length", n, 1, kMaxWidth);
   const int64_t head_dim = keys.integer("attention.key_length", 1, 4096, config.n_embd / n_head[0]);
   const int64_t value_dim = keys.integer("attention.value_length", 1, 4096, head_dim);
   const int64_t head_dim_swa = keys.integer("attention.key_length_swa", 1, 4096, head_dim);
   const int64_t value_dim_swa = keys.integer("attention.value_length_swa", 1, 4096, head_dim_swa);
   if (head_dim != value_dim || head_dim_swa != value_dim_swa)
-    fail(ErrorCode::kRefused, "{}: key and value head sizes differ ({} and {}, sliding {} and {}): required: equal sizes",
+    fail(ErrorCode::kRefused,
+         "{}: key and value head sizes differ ({} and {}, sliding {} and {}): required: equal sizes",
          keys.file().path(), head_dim, value_dim, head_dim_swa, value_dim_swa);
   const double base = keys.number("rope.freq_base", 10000.0);
   const double base_swa = keys.number("rope.freq_base_swa", 10000.0);
   const Value* scaling = keys.find("rope.scaling.type");
   const bool linear = scaling && scaling->string() == "linear";
   if (scaling && !linear && scaling->string() != "none")
-    fail(ErrorCode::kRefused, "{}: rope scaling '{}': supported: none, linear", keys.file().path(), scaling->string());
+    fail(ErrorCode::kRefused, "{}: rope scaling '{}': supported: none, linear", keys.file().path(),
+         scaling->string());
   const double factor = linear ? keys.number("rope.scaling.factor", 1.0) : 1.0;
   if (!(base > 0) || !(base_swa > 0) || !(factor > 0))
-    fail(ErrorCode::kBadFile, "{}: rope bases ({}, {}) and factor ({}) must be positive", keys.file().path(), base, base_swa, factor);
+    fail(ErrorCode::kBadFile, "{}: rope bases ({}, {}) and factor ({}) must be positive", keys.file().path(),
+         base, base_swa, factor);
   for (int il = 0; il < n; ++il) {
     LayerConfig layer;
     layer.sliding = sliding[size_t(il)];
@@ -128,18 +138,21 @@ void read_layers(const Keys& keys, ModelConfig& config) {
     layer.n_ff = int(n_ff[size_t(il)]);
     layer.rope_base = float(layer.sliding ? base_swa : base);
     layer.rope_scale = layer.sliding ? 1.0f : float(1.0 / factor);
-    layer.n_rot = int(keys.integer(layer.sliding ? "rope.dimension_count_swa" : "rope.dimension_count", 2, layer.head_dim,
-                                   layer.head_dim));
+    layer.n_rot = int(keys.integer(layer.sliding ? "rope.dimension_count_swa" : "rope.dimension_count", 2,
+                                   layer.head_dim, layer.head_dim));
     layer.rope_factors = gemma4 && !layer.sliding && keys.file().find_tensor("rope_freqs.weight") != nullptr;
     if (layer.n_head % layer.n_kv != 0 || layer.n_rot % 2 != 0)
-      fail(ErrorCode::kBadFile, "{}: layer {}: {} query heads over {} KV heads, {} rotary dimensions: the first must divide, the "
-           "last be even", keys.file().path(), il, layer.n_head, layer.n_kv, layer.n_rot);
+      fail(ErrorCode::kBadFile,
+           "{}: layer {}: {} query heads over {} KV heads, {} rotary dimensions: the first must divide, the "
+           "last be even",
+           keys.file().path(), il, layer.n_head, layer.n_kv, layer.n_rot);
     config.layers.push_back(layer);
   }
   share_kv(keys, config, gemma4 ? keys.integer("attention.shared_kv_layers", 0, n - 1, 0) : 0);
   for (int il = 0; il < n; ++il) {
     LayerConfig& layer = config.layers[size_t(il)];
-    layer.k_is_v = gemma4 && layer.kv_donor < 0 && !keys.file().find_tensor(fmt::format("blk.{}.attn_v.weight", il));
+    layer.k_is_v =
+        gemma4 && layer.kv_donor < 0 && !keys.file().find_tensor(fmt::format("blk.{}.attn_v.weight", il));
   }
 }
 
@@ -156,8 +169,8 @@ ModelConfig read_model_config(const File& file) {
   ModelConfig config;
   config.arch = file.string("general.architecture");
   if (config.arch != "gemma3" && config.arch != "gemma4")
-    fail(ErrorCode::kRefused, "{}: required: architecture '{}'; supported: gemma3, gemma4; missing: '{}'", file.path(),
-         config.arch, config.arch);
+    fail(ErrorCode::kRefused, "{}: required: architecture '{}'; supported: gemma3, gemma4; missing: '{}'",
+         file.path(), config.arch, config.arch);
   const bool gemma4 = config.arch == "gemma4";
   const Keys keys(file, config.arch);
   const Value* name = file.find("general.name");
@@ -165,8 +178,10 @@ ModelConfig read_model_config(const File& file) {
   config.n_expert = int(keys.integer("expert_count", 0, 65536, 0));
   if (config.n_expert > 0)
     fail(ErrorCode::kRefused,
-         "{}: required: mixture of experts ({} experts); supported: dense models (gemma3, gemma4 E2B, E4B, 12B, 31B); missing: "
-         "expert routing (26B-A4B)", file.path(), config.n_expert);
+         "{}: required: mixture of experts ({} experts); supported: dense models (gemma3, gemma4 E2B, E4B, "
+         "12B, 31B); missing: "
+         "expert routing (26B-A4B)",
+         file.path(), config.n_expert);
   config.n_layer = int(keys.integer("block_count", 1, 1024, 0));
   config.n_embd = int(keys.integer("embedding_length", 1, kMaxWidth, 0));
   config.n_ctx_train = int(keys.integer("context_length", 1, int64_t(1) << 30, 0));
@@ -176,14 +191,14 @@ ModelConfig read_model_config(const File& file) {
   config.v_norm = gemma4;
   const TensorInfo& embedding = file.require_tensor("token_embd.weight");
   if (embedding.shape.ne[0] != config.n_embd || embedding.shape.ne[1] > (int64_t(1) << 24))
-    fail(ErrorCode::kBadFile, "{}: tensor 'token_embd.weight' has shape {}; rows of {} were expected", file.path(),
-         embedding.shape.text(), config.n_embd);
+    fail(ErrorCode::kBadFile, "{}: tensor 'token_embd.weight' has shape {}; rows of {} were expected",
+         file.path(), embedding.shape.text(), config.n_embd);
   config.n_vocab = int(embedding.shape.ne[1]);
   read_layers(keys, config);
   if (!gemma4) {
     // Only the 27B differs: its query scale is 1/sqrt(n_embd / n_head), its head size 128.
     const LayerConfig& first = config.layers[0];
-    const bool is_27b = config.n_layer == 62 && first.head_dim == 128;
+    const bool is_27b = first.head_dim == 128;
     const double width = is_27b ? double(config.n_embd) / first.n_head : double(first.head_dim);
     config.attn_scale = float(1.0 / std::sqrt(width));
   }
