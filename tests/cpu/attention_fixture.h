@@ -4,10 +4,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -129,38 +130,62 @@ inline AttentionArgs make_args(const AttentionVariant* variant, const Cache& cac
   return args;
 }
 
-// Runs one call on a pool; scratch starts as NaN.
-inline void run_call(const AttentionArgs& args, ThreadPool& pool) {
+// Scratch of the bound's size that starts as NaN; nothing may be written past it.
+struct Scratch {
+  AttentionPlan bound;
+  AlignedBuffer shared;
+  std::vector<AlignedBuffer> threads;
+
+  Scratch(const AttentionPlan& b, int n_threads) : bound(b), shared(b.shared_bytes + 64) {
+    std::memset(shared.data(), 0xff, shared.size());
+    for (int t = 0; t < n_threads; ++t) {
+      threads.emplace_back(b.thread_bytes + 64);
+      std::memset(threads.back().data(), 0xff, threads.back().size());
+    }
+  }
+  ~Scratch() {
+    for (const auto& s : threads)
+      for (size_t i = bound.thread_bytes; i < s.size(); ++i) EXPECT_EQ(s.data()[i], std::byte(0xff));
+    for (size_t i = bound.shared_bytes; i < shared.size(); ++i) EXPECT_EQ(shared.data()[i], std::byte(0xff));
+  }
+};
+
+// Items in an order and on scratches as n threads could have taken them, or with a pool for real.
+inline void run_call(const AttentionArgs& args, ThreadPool* pool, Scratch& scratch) {
   const AttentionPlan plan = plan_attention(args);
-  AlignedBuffer shared(plan.shared_bytes + 64);
-  std::vector<AlignedBuffer> scratch;
-  std::memset(shared.data(), 0xff, shared.size());
-  for (int t = 0; t < pool.size(); ++t) {
-    scratch.emplace_back(plan.thread_bytes + 64);
-    std::memset(scratch.back().data(), 0xff, scratch.back().size());
+  ASSERT_LE(plan.shared_bytes, scratch.bound.shared_bytes);
+  ASSERT_LE(plan.thread_bytes, scratch.bound.thread_bytes);
+  const auto run = [&](int phase, int64_t item, int thread) {
+    run_attention(args, plan, phase, item, scratch.shared.data(), scratch.threads[size_t(thread)].data());
+  };
+  if (!pool) {
+    std::mt19937 random(7);
+    for (int phase = 0; phase < 2; ++phase) {
+      std::vector<int64_t> items(size_t(plan.n_items[phase]));
+      std::iota(items.begin(), items.end(), 0);
+      if (scratch.threads.size() > 1) std::shuffle(items.begin(), items.end(), random);
+      for (int64_t item : items) run(phase, item, int(random() % scratch.threads.size()));
+    }
+    return;
   }
   TaskCounter counters[2];
-  pool.run([&](int thread) {
+  pool->run([&](int thread) {
     for (int phase = 0; phase < 2; ++phase) {
-      for (int64_t i; (i = counters[phase].take()) < plan.n_items[phase];)
-        run_attention(args, plan, phase, i, shared.data(), scratch[size_t(thread)].data());
-      pool.barrier();
+      for (int64_t i; (i = counters[phase].take()) < plan.n_items[phase];) run(phase, i, thread);
+      pool->barrier();
     }
   });
-  // Nothing may be written past what the plan asked for.
-  for (const auto& s : scratch)
-    for (size_t i = plan.thread_bytes; i < s.size(); ++i) EXPECT_EQ(s.data()[i], std::byte(0xff));
-  for (size_t i = plan.shared_bytes; i < shared.size(); ++i) EXPECT_EQ(shared.data()[i], std::byte(0xff));
 }
 
 // All rows in calls of at most `batch` rows.
 inline std::vector<float> attend(const AttentionVariant* variant, const Cache& cache, const Queries& queries,
-                                 int batch, int n_threads) {
+                                 int batch, int n_threads, ThreadPool* pool = nullptr) {
   std::vector<float> out(queries.q.size(), std::numeric_limits<float>::quiet_NaN());
-  ThreadPool pool(n_threads);
+  Scratch scratch(bound_attention(make_args(variant, cache, queries, 0, 1, out.data()), batch, cache.n),
+                  n_threads);
   for (int begin = 0; begin < queries.n_rows; begin += batch)
     run_call(make_args(variant, cache, queries, begin, std::min(begin + batch, queries.n_rows), out.data()),
-             pool);
+             pool, scratch);
   return out;
 }
 

@@ -14,9 +14,8 @@ std::string label(const AttentionInfo& info, const Shape& s) {
                      s.head_dim, s.window);
 }
 
-void check(const Shape& base, int n_keys, int first, int count, double tolerance = kTolerance) {
+void check(const Shape& s, int n_keys, int first, int count, double tolerance = kTolerance) {
   for (const AttentionInfo& info : attention_variants()) {
-    Shape s = base;
     if (info.k != s.k || info.v != s.v) continue;
     Cache cache(s, n_keys, 1, info.isa);
     if (s.window) cache.evict_before(first - s.window + 1);
@@ -32,13 +31,19 @@ TEST(Attention, MatchesDoublePrecisionAtEveryHeadSize) {
   for (int head_dim : attention_head_dims()) {
     const float scale = 1.0f / std::sqrt(float(head_dim));
     check({DType::f16, DType::f16, 8, 1, head_dim, 0, scale}, 700, 700 - 5, 5);
-    check({DType::f32, DType::f32, 4, 2, head_dim, 0, scale}, 300, 0, 300);
+    check({DType::f32, DType::f32, 4, 2, head_dim, 0, scale}, 300, 100, 40);
   }
+}
+
+// Block types round the query to 16 bits, of the row's largest value.
+double tolerance_of(DType k) {
+  return k == DType::q8_0 || k == DType::q5_0 || k == DType::q4_0 ? 3e-4 : kTolerance;
 }
 
 TEST(Attention, MatchesDoublePrecisionForEveryPair) {
   for (const AttentionInfo& info : attention_variants())
-    if (info.isa == best_isa() && info.flash) check({info.k, info.v, 4, 2, 128, 0, 0.088f}, 333, 330, 3);
+    if (info.isa == best_isa() && info.flash)
+      check({info.k, info.v, 4, 2, 128, 0, 0.088f}, 333, 330, 3, tolerance_of(info.k));
 }
 
 TEST(Attention, EveryGroupSizeAndOddHeadCounts) {
@@ -99,15 +104,14 @@ TEST(Attention, ShiftedQueryForKeptPages) {
 // The same bits alone, in a batch of any size, with one thread or several, in prefill and in decode.
 void expect_same_bits(const Shape& s, int n_keys, int first) {
   for (const AttentionInfo& info : attention_variants()) {
-    if (info.k != s.k || info.v != s.v) continue;
+    if (info.k != s.k || info.v != s.v || (!info.flash && info.isa != best_isa())) continue;
     const Cache cache(s, n_keys);
     const int count = n_keys - first;
     Queries queries(s, first, count);
     queries.shifted = gaussian(queries.q.size(), 78);
     queries.keep_pages = 3;
     const auto want = attend(info.variant, cache, queries, 1, 1);
-    for (auto [batch, threads] :
-         {std::pair{count, 1}, {count, 4}, {3, 2}, {16, 3}, {64, 2}, {512, 2}, {1, 3}}) {
+    for (auto [batch, threads] : {std::pair{count, 1}, {count, 3}, {3, 2}, {64, 2}, {1, 2}}) {
       const auto got = attend(info.variant, cache, queries, batch, threads);
       EXPECT_EQ(0, std::memcmp(got.data(), want.data(), got.size() * sizeof(float)))
           << label(info, s) << " batch " << batch << " threads " << threads;
@@ -116,16 +120,30 @@ void expect_same_bits(const Shape& s, int n_keys, int first) {
 }
 
 TEST(Attention, SameBitsForAnyBatchAndThreads) {
-  expect_same_bits({DType::f16, DType::f16, 8, 1, 64}, 600, 0);
-  expect_same_bits({DType::f32, DType::bf16, 2, 2, 64}, 700, 150);
-  expect_same_bits({DType::f16, DType::f16, 4, 1, 128, 200}, 900, 300);
-  expect_same_bits({DType::f16, DType::f32, 3, 1, 64, 512}, 700, 0);
+  expect_same_bits({DType::f16, DType::f16, 8, 1, 64}, 530, 360);
+  expect_same_bits({DType::f32, DType::bf16, 2, 2, 64}, 700, 600);
+  expect_same_bits({DType::f16, DType::f16, 4, 1, 128, 200}, 600, 450);
+  expect_same_bits({DType::f16, DType::f32, 3, 1, 64, 512}, 620, 500);
+  expect_same_bits({DType::q8_0, DType::q8_0, 8, 1, 64}, 300, 100);
+  expect_same_bits({DType::q5_0, DType::q4_0, 2, 2, 64, 64}, 300, 100);
+}
+
+TEST(Attention, SameBitsOnRealThreads) {
+  const Shape s{DType::f16, DType::f16, 8, 1, 64};
+  const AttentionVariant* variant = find_attention(s.k, s.v, s.head_dim, best_isa(), true, nullptr);
+  const Cache cache(s, 1200);
+  ThreadPool pool(3);
+  for (int first : {1100, 1199}) {
+    const Queries queries(s, first, 1200 - first);
+    const auto want = attend(variant, cache, queries, queries.n_rows, 1);
+    EXPECT_EQ(want, attend(variant, cache, queries, queries.n_rows, pool.size(), &pool));
+  }
 }
 
 // Far into a sequence decode works by spans of chunks, prefill by running merges.
 TEST(Attention, SameBitsAcrossSpans) {
-  expect_same_bits({DType::f16, DType::f16, 8, 1, 64}, 20100, 20080);
-  expect_same_bits({DType::f16, DType::f16, 2, 2, 64}, 5000, 4850);
+  expect_same_bits({DType::f16, DType::f16, 4, 1, 64}, 17000, 16994);
+  expect_same_bits({DType::f16, DType::f16, 2, 2, 64}, 4200, 4100);
 }
 
 TEST(Attention, BoundCoversEveryPlan) {
@@ -143,7 +161,8 @@ TEST(Attention, BoundCoversEveryPlan) {
     const int max_rows = 1 << random() % 10;
     const AttentionPlan bound = bound_attention(shape, max_rows, n_ctx);
     const int n_rows = 1 + int(random() % uint32_t(std::min(max_rows, n_ctx)));
-    const int first = int(random() % uint32_t(n_ctx - n_rows + 1));
+    const int far = shape.window ? int(random() % 100000) : 0;  // a ring of pages has no last position
+    const int first = far + int(random() % uint32_t(n_ctx - n_rows + 1));
     std::vector<graph::Row> rows;
     for (int i = 0; i < n_rows; ++i) rows.push_back({0, first + i, 0, 0});
     shape.rows = rows.data();

@@ -200,16 +200,15 @@ AttentionPlan plan_attention(const AttentionArgs& args) {
 
 AttentionPlan bound_attention(const AttentionArgs& shape, int max_rows, int n_ctx) {
   AttentionPlan plan;
-  const int keys = shape.window > 0 ? std::min(n_ctx, shape.window) : n_ctx;
+  const int keys = shape.window > 0 ? shape.window : n_ctx;
   if (!shape.variant->flash) {
     plan.thread_bytes = plain_thread_bytes(shape, keys);
     return plan;
   }
   plan.thread_bytes = flash_thread_bytes(*shape.variant, shape.head_dim);
   const int rows = std::min(kSplitRows, max_rows * shape.n_head);
-  // Rows of a split span at most kSplitRows positions more than the window; a range of n keys touches n / 256
-  // + 2 chunks.
-  const int chunks = std::min((n_ctx + kChunk - 1) / kChunk, (keys + kSplitRows) / kChunk + 2);
+  // n consecutive positions touch up to n / 256 + 2 chunks.
+  const int chunks = (keys + kSplitRows) / kChunk + 2;
   const size_t row_floats = size_t(shape.head_dim) + 2;
   const size_t by_chunk = size_t(std::min(chunks * rows, kSplitItems * std::min(rows, kBlockRows)));
   const size_t by_span = size_t(chunks / kSpanChunks + 2) * size_t(rows + kBlockRows);

@@ -164,14 +164,12 @@ struct Flash {
   }
 
   // What comes after key group `group` (absolute index) of this chunk, for prefetching.
-  const std::byte* after_group(int group, int end_group, const std::byte* here) const {
-    const int next = group + 1;
-    if (next >= end_group) {
-      const std::byte* first = page(tiles[0].lo > chunk_begin ? tiles[0].lo / 64 : chunk_begin / 64);
-      return first ? first + key_bytes : here;
-    }
-    const std::byte* base = page(next / 2);
-    return base ? base + (next % 2 ? key_bytes / 2 : 0) : here;
+  void set_next(ScoreTask& task, int group, int end_group) const {
+    const bool keys_follow = group + 1 < end_group;
+    const int first = tiles[0].lo > chunk_begin ? tiles[0].lo : chunk_begin;
+    const std::byte* next = page(keys_follow ? (group + 1) / 2 : first / 64);
+    task.next_group = keys_follow && next ? (group + 1) % 2 : -1;
+    task.next = !next ? task.keys : keys_follow ? next : next + key_bytes;
   }
 
   int chunk_begin = 0;
@@ -190,8 +188,12 @@ struct Flash {
       while (t1 > t0 && tiles[t1 - 1].lo >= key + kGroupKeys) --t1;
       if (t0 == t1) continue;
       const bool shifted = args.q_shifted && p >= args.keep_pages;
-      item.keys->score({keys, group % 2, args.head_dim, query[shifted], tiles + t0, t1 - t0,
-                        after_group(group, end_group, keys), scores + (key - chunk_begin), producer});
+      ScoreTask task{keys,           group % 2,  args.head_dim,
+                     query[shifted], tiles + t0, t1 - t0,
+                     nullptr,        0,          scores + (key - chunk_begin),
+                     producer};
+      set_next(task, group, end_group);
+      item.keys->score(task);
     }
   }
 

@@ -1,6 +1,7 @@
 // Assembles the kernels of one ISA from the generic bodies. An ISA file defines nothing but its vector type
 // and one call.
 #pragma once
+#include "backends/cpu/kernels/attention/blocks_body.h"
 #include "backends/cpu/kernels/attention/flash_body.h"
 #include "backends/cpu/kernels/attention/plain_body.h"
 #include "backends/cpu/kernels/attention/producers_body.h"
@@ -11,9 +12,9 @@ namespace {
 template <typename Vec>
 const KeyProducer* key_producer(DType type) {
   static constexpr KeyProducer kRows[] = {
-      plain_keys<Vec, float>(DType::f32),
-      plain_keys<Vec, F16>(DType::f16),
-      plain_keys<Vec, BF16>(DType::bf16),
+      plain_keys<Vec, float>(DType::f32),    plain_keys<Vec, F16>(DType::f16),
+      plain_keys<Vec, BF16>(DType::bf16),    block_keys<Vec, Q8Codes>(DType::q8_0),
+      block_keys<Vec, Q5Codes>(DType::q5_0), block_keys<Vec, Q4Codes>(DType::q4_0),
   };
   for (const KeyProducer& row : kRows)
     if (row.type == type) return &row;
@@ -23,9 +24,9 @@ const KeyProducer* key_producer(DType type) {
 template <typename Vec>
 const ValueProducer* value_producer(DType type) {
   static constexpr ValueProducer kRows[] = {
-      plain_values<Vec, float>(DType::f32),
-      plain_values<Vec, F16>(DType::f16),
-      plain_values<Vec, BF16>(DType::bf16),
+      plain_values<Vec, float>(DType::f32),    plain_values<Vec, F16>(DType::f16),
+      plain_values<Vec, BF16>(DType::bf16),    block_values<Vec, Q8Codes>(DType::q8_0),
+      block_values<Vec, Q5Codes>(DType::q5_0), block_values<Vec, Q4Codes>(DType::q4_0),
   };
   for (const ValueProducer& row : kRows)
     if (row.type == type) return &row;

@@ -30,7 +30,10 @@ struct ScoreTask {
   const std::byte* query;  // packed by the same producer
   const RowTile* tiles;
   int n_tiles;
-  const std::byte* prefetch;  // what is read after this group; never null
+  // What is read after this group: group `next_group` of another key region, or with -1 the bytes at `next`.
+  // Never null.
+  const std::byte* next;
+  int next_group;
   float* scores;
   std::byte* scratch;  // kProducerScratch bytes
 };

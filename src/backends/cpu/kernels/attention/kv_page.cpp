@@ -9,13 +9,6 @@ namespace {
 
 constexpr int kTokens = graph::kPageTokens;
 
-// Wire blocks of 32 values: f16 scale, then high bits, then codes.
-struct BlockForm {
-  int codes = 0;  // code bytes a block
-  int high = 0;   // bytes of high bits a block
-  int bytes() const { return 2 + high + codes; }
-};
-
 int plain_bytes(DType type) {
   switch (type) {
     case DType::f32:
@@ -31,11 +24,11 @@ int plain_bytes(DType type) {
 BlockForm block_form(DType type) {
   switch (type) {
     case DType::q8_0:
-      return {32, 0};
+      return kQ8Form;
     case DType::q5_0:
-      return {16, 4};
+      return kQ5Form;
     case DType::q4_0:
-      return {16, 0};
+      return kQ4Form;
     default:
       return {};
   }
@@ -56,21 +49,19 @@ void walk_plain(int size, KvSide side, int head_dim, int token, const Move& move
 template <typename Move>
 void walk_blocks(const BlockForm& form, KvSide side, int head_dim, int token, const Move& move) {
   const int n_blocks = head_dim / 32;
-  const size_t high_plane = size_t(kTokens) * n_blocks * form.codes;
-  const size_t scale_plane = high_plane + size_t(kTokens) * n_blocks * form.high;
+  const size_t high_plane = form.high_plane(head_dim), scale_plane = form.scale_plane(head_dim);
   for (int b = 0; b < n_blocks; ++b) {
-    const size_t wire = size_t(b) * form.bytes();
-    const size_t slot = side == KvSide::kKey ? (size_t(token / 32) * n_blocks + b) * 32 + token % 32
-                                             : size_t(b) * kTokens + token;
+    const bool key = side == KvSide::kKey;
+    const size_t wire = size_t(b) * form.bytes(), codes = wire + 2 + form.high;
+    const size_t slot =
+        key ? (size_t(token / 32) * n_blocks + b) * 32 + token % 32 : size_t(b) * kTokens + token;
     move(scale_plane + slot * 2, wire, size_t(2));
     if (form.high) move(high_plane + slot * 4, wire + 2, size_t(4));
-    const size_t codes = wire + 2 + form.high;
-    for (int c = 0; c < form.codes; ++c) {
-      const size_t at = side == KvSide::kKey ? (size_t(token / 32) * n_blocks + b) * 32 * form.codes +
-                                                   size_t(c / 2) * 64 + size_t(token % 32) * 2 + c % 2
-                                             : size_t(b) * kTokens * form.codes +
-                                                   (size_t(token / 2) * form.codes + c) * 2 + token % 2;
-      move(at, codes + c, size_t(1));
+    if (key) {
+      const size_t first = (slot - token % 32) * form.codes + size_t(token % 32) * 2;
+      for (int c = 0; c < form.codes; c += 2) move(first + size_t(c / 2) * 64, codes + c, size_t(2));
+    } else {
+      move(slot * form.codes, codes, size_t(form.codes));
     }
   }
 }

@@ -8,7 +8,7 @@
 //   32-blocks (q8_0 q5_0 q4_0): planes; block b = d / 32 has n code bytes c (32: one a value; 16: values c
 //   and c + 16)
 //     codes       keys    [2][head_dim / 32][n / 2][32][2]   byte (t / 32, b, c / 2, t % 32, c % 2)
-//                 values  [head_dim / 32][32][n][2]          byte (b, t / 2, c, t % 2)
+//                 values  [head_dim / 32][64][n]             byte (b, t, c)
 //     high bits   keys    u32 [2][head_dim / 32][32]     (t / 32, b, t % 32)      q5_0 only
 //                 values  u32 [head_dim / 32][64]        (b, t)
 //     scales      keys    f16 [2][head_dim / 32][32]     (t / 32, b, t % 32)
@@ -33,6 +33,20 @@ struct KvPage {
   size_t key_offset(int kv_head) const { return size_t(kv_head) * head_bytes(); }
   size_t value_offset(int kv_head) const { return key_offset(kv_head) + key_bytes(); }
 };
+
+// A block type's wire block of 32 values (f16 scale, high bits, codes) and where its planes lie in a region.
+struct BlockForm {
+  int codes = 0;  // code bytes a block
+  int high = 0;   // bytes of high bits a block
+  constexpr int bytes() const { return 2 + high + codes; }
+  constexpr size_t high_plane(int head_dim) const {
+    return size_t(graph::kPageTokens) * (head_dim / 32) * codes;
+  }
+  constexpr size_t scale_plane(int head_dim) const {
+    return size_t(graph::kPageTokens) * (head_dim / 32) * (codes + high);
+  }
+};
+inline constexpr BlockForm kQ8Form{32, 0}, kQ5Form{16, 4}, kQ4Form{16, 0};
 
 // True when this file lays out that type.
 bool kv_page_knows(DType type);

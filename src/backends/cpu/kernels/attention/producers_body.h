@@ -136,7 +136,9 @@ struct PlainProducer {
 
   static void score(const ScoreTask& task) {
     const T* keys = reinterpret_cast<const T*>(task.keys) + size_t(task.group) * kGroupKeys * task.head_dim;
-    const char* prefetch = reinterpret_cast<const char*>(task.prefetch);
+    const size_t group_bytes = sizeof(T) * size_t(kGroupKeys) * task.head_dim;
+    const char* prefetch =
+        reinterpret_cast<const char*>(task.next) + (task.next_group == 1 ? group_bytes : 0);
     for (int t = 0; t < task.n_tiles; ++t) {
       const RowTile& tile = task.tiles[t];
       const float* q = reinterpret_cast<const float*>(task.query) + size_t(tile.row) * task.head_dim;

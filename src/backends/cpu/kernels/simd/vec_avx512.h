@@ -62,6 +62,40 @@ struct Vec {
     return _mm_cvtss_f32(_mm_add_ss(w, _mm_movehdup_ps(w)));
   }
 
+  // Integers: kN lanes of 32 bits, or 2 * kN of 16.
+  using I = __m512i;
+  static I izero() { return _mm512_setzero_si512(); }
+  static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
+  static I iload(const void* p) { return _mm512_loadu_si512(p); }
+  static I load_s8_wide16(const void* p) {
+    return _mm512_maskz_cvtepi8_epi16(~0u, _mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static I load_u8_wide16(const void* p) {
+    return _mm512_maskz_cvtepu8_epi16(~0u, _mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static I load_s8_wide32(const void* p) {
+    return _mm512_maskz_cvtepi8_epi32(kAll, _mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static I load_u8_wide32(const void* p) {
+    return _mm512_maskz_cvtepu8_epi32(kAll, _mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+  static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+  static I sub16(I a, I b) { return _mm512_sub_epi16(a, b); }
+  static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
+  template <int n>
+  static I shift_left32(I a) {
+    return _mm512_maskz_slli_epi32(kAll, a, n);
+  }
+  static I shift_right32(I a, int n) { return _mm512_maskz_srl_epi32(kAll, a, _mm_cvtsi32_si128(n)); }
+  static I shift_right_lanes(I a, int first) {  // lane i by first + i
+    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_maskz_srlv_epi32(kAll, a, _mm512_add_epi32(lane, iset1(first)));
+  }
+  // acc + a.lo * b.lo + a.hi * b.hi over the 16-bit halves of each lane.
+  static I dot16(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
+  static F to_float(I a) { return _mm512_maskz_cvtepi32_ps(kAll, a); }
+
  private:
   static __m256 low(F x) { return _mm512_castps512_ps256(x); }
   static __m256 high(F x) { return _mm512_maskz_extractf32x8_ps(0xff, x, 1); }

@@ -60,7 +60,46 @@ struct Vec {
   }
   static float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
+  typedef int16_t S __attribute__((vector_size(16)));
+  typedef uint16_t US __attribute__((vector_size(16)));
+  typedef int8_t B8 __attribute__((vector_size(8)));
+  typedef uint8_t UB8 __attribute__((vector_size(8)));
+  typedef int8_t B4 __attribute__((vector_size(4)));
+  typedef uint8_t UB4 __attribute__((vector_size(4)));
+  // Integers: kN lanes of 32 bits, or 2 * kN of 16.
+  static I izero() { return I{}; }
+  static I iset1(int32_t x) { return I{x, x, x, x}; }
+  static I iload(const void* p) { return read<I>(p); }
+  static I load_s8_wide16(const void* p) { return I(__builtin_convertvector(read<B8>(p), S)); }
+  static I load_u8_wide16(const void* p) { return I(__builtin_convertvector(read<UB8>(p), US)); }
+  static I load_s8_wide32(const void* p) { return __builtin_convertvector(read<B4>(p), I); }
+  static I load_u8_wide32(const void* p) { return __builtin_convertvector(read<UB4>(p), I); }
+  static I bit_and(I a, I b) { return a & b; }
+  static I bit_or(I a, I b) { return a | b; }
+  static I sub16(I a, I b) { return I(S(a) - S(b)); }
+  static I sub32(I a, I b) { return a - b; }
+  template <int n>
+  static I shift_left32(I a) {
+    return a << n;
+  }
+  static I shift_right32(I a, int n) { return I(U(a) >> uint32_t(n)); }
+  static I shift_right_lanes(I a, int first) {  // lane i by first + i
+    const U lane = {0, 1, 2, 3};
+    return I(U(a) >> (lane + uint32_t(first)));
+  }
+  // acc + a.lo * b.lo + a.hi * b.hi over the 16-bit halves of each lane.
+  static I dot16(I acc, I a, I b) {
+    return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+  }
+  static F to_float(I a) { return __builtin_convertvector(a, F); }
+
  private:
+  template <typename T>
+  static T read(const void* p) {
+    T x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+  }
   static F select(I mask, F yes, F no) { return F((I(yes) & mask) | (I(no) & ~mask)); }
   static U load_u16(const void* p) {
     H h;
