@@ -35,7 +35,8 @@ const std::map<std::string, std::set<std::string>>& rules() {
     Set above_engine = engine;
     above_engine.insert("engine");
     Set api = above_engine;
-    api.insert({"speech", "quantize", "verify", "api"});
+    api.insert({"speech", "quantize", "verify", "api", "backends/cpu", "backends/cuda", "backends/vulkan",
+                "backends/metal"});
     Set program = api;
     program.insert({"include", "serve"});
     return std::map<std::string, Set>{
