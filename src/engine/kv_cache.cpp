@@ -37,6 +37,11 @@ const std::vector<graph::SequenceView>& KvCache::views() {
     views_[s].page_table = {std::span<const int32_t>(seq.tables[0].pages), std::span<const int32_t>(seq.tables[1].pages)};
     views_[s].shift = seq.shift;
     views_[s].keep_pages = seq.keep_pages;
+    for (size_t cls = 0; cls < 2; ++cls) {
+      const std::vector<int32_t>& pages = seq.tables[cls].pages;
+      const auto evicted = std::find(pages.rbegin(), pages.rend(), -1);
+      views_[s].first_pos[cls] = int32_t(pages.rend() - evicted) * kPageTokens;
+    }
   }
   return views_;
 }

@@ -108,6 +108,9 @@ struct SequenceView {
   std::array<std::span<const int32_t>, 2> page_table;
   int32_t shift = 0;       // positions in pages >= keep_pages were roped at pos + shift
   int32_t keep_pages = 0;  // pages before this one were roped at their own pos
+  // First position from which every page of the class is stored; older keys are invisible (a shift may bring an evicted
+  // prefix back within a window).
+  std::array<int32_t, 2> first_pos{0, 0};
 };
 
 // Everything a step needs. Rows of one sequence are contiguous and in rising position.

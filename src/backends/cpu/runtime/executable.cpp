@@ -92,6 +92,7 @@ void CpuExecutable::prepare_attention(int op_index) {
     args.n_rows = end - begin;
     args.page_table = seq.page_table[kv.window > 0];
     args.keep_pages = seq.keep_pages;
+    args.first_pos = seq.first_pos[kv.window > 0];
     args.pages = kv_.data[size_t(op.kv)];
     args.page_bytes = graph::kv_page_bytes(kv);
     args.n_head = op.n_head;

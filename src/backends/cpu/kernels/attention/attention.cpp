@@ -118,7 +118,7 @@ Cut cut(const AttentionArgs& args) {
   const int wanted = (c.n_rows * args.n_kv / kUnsplitItems + 7) / 8 * 8;
   c.block_rows = c.split ? kBlockRows : std::clamp(wanted, 8, kBlockRows);
   c.n_blocks = (c.n_rows + c.block_rows - 1) / c.block_rows;
-  c.first_chunk = visible(args.rows[0].pos, args.window).begin / kChunk;
+  c.first_chunk = visible(args, args.rows[0].pos).begin / kChunk;
   c.end_chunk = args.rows[args.n_rows - 1].pos / kChunk + 1;
   c.unit = 1;
   if (!c.split) return c;
@@ -144,7 +144,7 @@ size_t plain_thread_bytes(const AttentionArgs& args, int n_keys) {
 }
 
 int row_keys(const AttentionArgs& args, int row) {
-  const Visible v = visible(args.rows[row].pos, args.window);
+  const Visible v = visible(args, args.rows[row].pos);
   return v.end - v.begin;
 }
 
@@ -245,7 +245,7 @@ void run_flash(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   item.n_rows = std::min(c.block_rows, c.n_rows - item.row);
   const int first = args.rows[item.row / group_heads].pos;
   const int last = args.rows[(item.row + item.n_rows - 1) / group_heads].pos;
-  item.chunk_begin = visible(first, args.window).begin / kChunk;
+  item.chunk_begin = visible(args, first).begin / kChunk;
   item.chunk_end = last / kChunk + 1;
   if (c.split) {
     item.chunk_begin = std::max(item.chunk_begin, c.unit_begin(unit));

@@ -40,6 +40,7 @@ struct AttentionArgs {
   int n_rows = 0;
   std::span<const int32_t> page_table;  // pos / 64 -> physical page
   int keep_pages = 0;
+  int first_pos = 0;  // keys before it are no longer stored and count as invisible
   const std::byte* pages = nullptr;
   size_t page_bytes = 0;
   int n_head = 0, n_kv = 0, head_dim = 0, window = 0;

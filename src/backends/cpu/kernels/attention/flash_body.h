@@ -129,7 +129,7 @@ struct Flash {
 
   void make_tiles() {
     for (int row = 0; row < item.n_rows; ++row) {
-      const Visible v = visible(args.rows[token(row)].pos, args.window);
+      const Visible v = visible(args, args.rows[token(row)].pos);
       lo[row] = v.begin;
       hi[row] = v.end;
     }

@@ -134,13 +134,13 @@ struct FlashScratch {
   }
 };
 
-// Positions [begin, end) that a row at `pos` sees.
+// Positions [begin, end) that a row sees.
 struct Visible {
   int begin, end;
 };
-inline Visible visible(int pos, int window) {
-  const int begin = window > 0 && pos >= window ? pos - window + 1 : 0;
-  return {begin, pos + 1};
+inline Visible visible(const AttentionArgs& args, int pos) {
+  const int begin = args.window > 0 && pos >= args.window ? pos - args.window + 1 : 0;
+  return {begin > args.first_pos ? begin : args.first_pos, pos + 1};
 }
 
 }  // namespace kvasir::cpu

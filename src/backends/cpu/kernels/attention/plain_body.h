@@ -38,7 +38,7 @@ struct Plain {
       : item(it),
         args(*it.args),
         n_heads(args.n_head / args.n_kv),
-        keys(visible(args.rows[it.row].pos, args.window)),
+        keys(visible(args, args.rows[it.row].pos)),
         scratch(bytes, args.head_dim) {}
 
   // Reads the visible keys or values of page p into the tile; false when the page is not stored.
