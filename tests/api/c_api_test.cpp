@@ -1,0 +1,152 @@
+// The C interface from a program's point of view: load, geometry, text, generate, cancel, and every kind of refusal.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kvasir/kvasir.hpp"
+
+namespace {
+
+using kvasir::api::Failure;
+using kvasir::api::Model;
+using kvasir::api::Session;
+
+const std::string kTiny = std::string(KVASIR_SOURCE_DIR) + "/models/tiny-gemma4-q8_0.gguf";
+
+const Model& tiny() {
+  static const Model model(kTiny);
+  return model;
+}
+
+kvasir_session_options small() {
+  kvasir_session_options o = kvasir_session_options_default();
+  o.n_ctx = 256;
+  return o;
+}
+
+TEST(CApi, VersionAndAbi) {
+  EXPECT_STRNE(kvasir_version(), "");
+  EXPECT_EQ(kvasir_abi_version(), KVASIR_ABI_VERSION);
+}
+
+TEST(CApi, GeometryNamesBothClasses) {
+  const kvasir_geometry g = tiny().geometry();
+  EXPECT_STREQ(g.arch, "gemma4");
+  EXPECT_EQ(g.n_layer, 10);
+  ASSERT_EQ(g.n_classes, 2);
+  int owned = 0;
+  for (int i = 0; i < g.n_classes; ++i) {
+    owned += g.classes[i].n_owned;
+    EXPECT_EQ(g.classes[i].head_dim, g.classes[i].window > 0 ? 256 : 512);
+  }
+  EXPECT_EQ(owned, 5);
+}
+
+TEST(CApi, TextThereAndBack) {
+  const auto ids = tiny().tokenize("Hello world!", true);
+  EXPECT_EQ(ids, (std::vector<int32_t>{2, 1140, 570, 473, 1034, 395}));
+  EXPECT_EQ(tiny().detokenize({ids.begin() + 1, ids.end()}), "Hello world!");
+}
+
+TEST(CApi, TooSmallBufferTellsTheSize) {
+  int32_t one = 0;
+  size_t n = 0;
+  EXPECT_EQ(kvasir_tokenize(tiny().get(), "Hello world!", 12, 0, 0, &one, 1, &n), KVASIR_USAGE);
+  EXPECT_EQ(n, 5u);
+  EXPECT_NE(std::string(kvasir_last_error()).find("5"), std::string::npos);
+}
+
+TEST(CApi, GeneratesTheReferenceText) {
+  Session session(tiny(), small());
+  kvasir_generate_options o = kvasir_generate_options_default();
+  o.n_predict = 8;
+  o.ignore_end = 1;
+  std::string text;
+  const auto result = session.generate(
+      tiny().tokenize("The remainder of"), [&](std::string_view piece) { text += piece; return true; }, o);
+  EXPECT_EQ(result.stop, KVASIR_STOP_LIMIT);
+  EXPECT_EQ(result.n_generated, 8);
+  EXPECT_EQ(text.rfind(" the world, and the", 0), 0u) << text;
+}
+
+TEST(CApi, CallbackStopsAndSessionGoesOn) {
+  Session session(tiny(), small());
+  kvasir_generate_options o = kvasir_generate_options_default();
+  o.ignore_end = 1;
+  int calls = 0;
+  const auto prompt = tiny().tokenize("It was");
+  const auto stopped = session.generate(prompt, [&](std::string_view) { return ++calls < 3; }, o);
+  EXPECT_EQ(stopped.stop, KVASIR_STOP_CANCELLED);
+  EXPECT_EQ(calls, 3);
+  o.n_predict = 2;
+  EXPECT_EQ(session.generate(prompt, [](std::string_view) { return true; }, o).stop, KVASIR_STOP_LIMIT);
+}
+
+TEST(CApi, CancelBeforeTheFirstTokenStopsAtOnceAndIsForgotten) {
+  Session session(tiny(), small());
+  kvasir_generate_options o = kvasir_generate_options_default();
+  o.n_predict = 2;
+  o.ignore_end = 1;
+  const auto prompt = tiny().tokenize("It was");
+  session.cancel();
+  EXPECT_EQ(session.generate(prompt, [](std::string_view) { return true; }, o).stop, KVASIR_STOP_CANCELLED);
+  EXPECT_EQ(session.generate(prompt, [](std::string_view) { return true; }, o).n_generated, 2);
+}
+
+TEST(CApi, FailuresHaveCodesAndMessages) {
+  const auto status = [](auto&& call) {
+    try {
+      call();
+    } catch (const Failure& failure) {
+      EXPECT_NE(std::string(failure.what()), "");
+      return failure.status();
+    }
+    return KVASIR_OK;
+  };
+  EXPECT_EQ(status([] { Model model("/nonexistent.gguf"); }), KVASIR_BAD_FILE);
+  EXPECT_EQ(status([] {
+              kvasir_model_options o = kvasir_model_options_default();
+              o.backend = "cuda";
+              Model model(kTiny, o);
+            }),
+            KVASIR_NO_DEVICE);
+  EXPECT_EQ(status([] {
+              kvasir_session_options o = small();
+              o.k_type = "nonsense";
+              Session session(tiny(), o);
+            }),
+            KVASIR_REFUSED);
+  EXPECT_EQ(status([] {
+              kvasir_session_options o = small();
+              o.struct_size = 3;
+              Session session(tiny(), o);
+            }),
+            KVASIR_USAGE);
+  EXPECT_EQ(kvasir_model_load(nullptr, nullptr, nullptr), KVASIR_USAGE);
+  const char bad[] = "ab\xff";
+  size_t n = 0;
+  EXPECT_EQ(kvasir_tokenize(tiny().get(), bad, 3, 0, 0, nullptr, 0, &n), KVASIR_USAGE);
+  Session session(tiny(), small());
+  EXPECT_EQ(status([&] { session.generate(std::vector<int32_t>(300, 5), [](std::string_view) { return true; }); }),
+            KVASIR_REFUSED);
+}
+
+TEST(CApi, ChatPromptIsRendered) {
+  const kvasir_message messages[] = {{"user", "Hi"}};
+  char text[256];
+  size_t n = 0;
+  ASSERT_EQ(kvasir_chat_prompt(tiny().get(), messages, 1, 0, text, sizeof text, &n), KVASIR_OK);
+  EXPECT_EQ(std::string(text, n), "<|turn>user\nHi<turn|>\n<|turn>model\n");
+}
+
+TEST(CApi, EvalGivesLogits) {
+  Session session(tiny(), small());
+  const auto ids = tiny().tokenize("The remainder of");
+  std::vector<float> logits(size_t(tiny().geometry().n_vocab));
+  ASSERT_EQ(kvasir_eval(session.get(), ids.data(), ids.size(), logits.data(), logits.size()), KVASIR_OK);
+  EXPECT_EQ(session.size(), int(ids.size()));
+  EXPECT_EQ(kvasir_eval(session.get(), ids.data(), ids.size(), logits.data(), 7), KVASIR_USAGE);
+}
+
+}  // namespace

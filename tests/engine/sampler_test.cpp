@@ -1,0 +1,111 @@
+// Sampling is deterministic, honours each knob, and refuses values that make no sense by the flag's name.
+#include "engine/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+
+namespace kvasir::engine {
+namespace {
+
+using text::Token;
+
+std::map<Token, int> draw(SamplerOptions options, const std::vector<float>& logits, int n = 20000) {
+  Sampler sampler(options);
+  std::map<Token, int> counts;
+  for (int i = 0; i < n; ++i) ++counts[sampler.sample(logits)];
+  return counts;
+}
+
+SamplerOptions plain(float temperature) {
+  SamplerOptions o;
+  o.temperature = temperature;
+  o.top_k = 0;
+  o.top_p = 1;
+  return o;
+}
+
+TEST(Sampler, GreedyTakesTheLowerIdOfEquals) {
+  Sampler sampler(plain(0));
+  EXPECT_EQ(sampler.sample(std::vector<float>{1, 3, 3, 2}), 1);
+}
+
+TEST(Sampler, SameSeedSameTokensOtherSeedOthers) {
+  const std::vector<float> logits{0.5f, 0.4f, 0.3f, 0.2f, 0.1f};
+  const auto run = [&](uint64_t seed) {
+    SamplerOptions o = plain(1);
+    o.seed = seed;
+    Sampler sampler(o);
+    std::vector<Token> tokens;
+    for (int i = 0; i < 64; ++i) tokens.push_back(sampler.sample(logits));
+    return tokens;
+  };
+  EXPECT_EQ(run(1), run(1));
+  EXPECT_NE(run(1), run(2));
+}
+
+TEST(Sampler, FrequenciesFollowTheSoftmax) {
+  const std::vector<float> logits{std::log(0.5f), std::log(0.3f), std::log(0.2f)};
+  auto counts = draw(plain(1), logits);
+  EXPECT_NEAR(counts[0] / 20000.0, 0.5, 0.015);
+  EXPECT_NEAR(counts[1] / 20000.0, 0.3, 0.015);
+  EXPECT_NEAR(counts[2] / 20000.0, 0.2, 0.015);
+  auto sharp = draw(plain(0.5f), logits);  // p^2: 25 : 9 : 4
+  EXPECT_NEAR(sharp[0] / 20000.0, 25.0 / 38, 0.015);
+}
+
+TEST(Sampler, TopKTopPAndMinPCutTheTail) {
+  const std::vector<float> logits{std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};
+  SamplerOptions o = plain(1);
+  o.top_k = 2;
+  EXPECT_EQ(draw(o, logits).size(), 2u);
+  o = plain(1);
+  o.top_p = 0.79f;  // 0.5 + 0.3 reaches it
+  EXPECT_EQ(draw(o, logits).size(), 2u);
+  o = plain(1);
+  o.min_p = 0.2f;  // of the best: 0.1
+  EXPECT_EQ(draw(o, logits).size(), 3u);
+}
+
+TEST(Sampler, RepeatPenaltyLowersSeenTokensOnly) {
+  SamplerOptions o = plain(0);
+  o.repeat_penalty = 2;
+  o.repeat_last_n = 1;
+  Sampler sampler(o);
+  const std::vector<float> logits{3, 2, -1};
+  EXPECT_EQ(sampler.sample(logits), 0);
+  sampler.accept(0);
+  EXPECT_EQ(sampler.sample(logits), 1);
+  sampler.accept(2);  // pushes 0 out
+  EXPECT_EQ(sampler.sample(logits), 0);
+}
+
+TEST(Sampler, NonsenseIsRefusedByFlag) {
+  const auto message = [](SamplerOptions o) -> std::string {
+    try {
+      Sampler sampler(o);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kUsage);
+      return e.what();
+    }
+    return "accepted";
+  };
+  SamplerOptions o;
+  o.temperature = -1;
+  EXPECT_NE(message(o).find("--temp"), std::string::npos);
+  o = {};
+  o.top_p = 0;
+  EXPECT_NE(message(o).find("--top-p"), std::string::npos);
+  o = {};
+  o.min_p = 1.5f;
+  EXPECT_NE(message(o).find("--min-p"), std::string::npos);
+  o = {};
+  o.repeat_penalty = 0;
+  EXPECT_NE(message(o).find("--repeat-penalty"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvasir::engine
