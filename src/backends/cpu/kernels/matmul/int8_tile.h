@@ -22,9 +22,11 @@ namespace kvasir::cpu::matmul {
 inline constexpr int kChunkBlocks = 16;  // blocks unpacked at a time: 16 KiB of codes, at home in L1
 
 // What the row loop needs to know of a type.
-template <bool kOffsetIn, bool kMinIn, bool kHalvesIn>
+template <CodeForm kFormIn, int kOffsetIn, bool kMinIn, bool kHalvesIn>
 struct SumKind {
-  static constexpr bool kOffset = kOffsetIn, kMin = kMinIn;
+  static constexpr CodeForm kForm = kFormIn;
+  static constexpr int kOffset = kOffsetIn;  // of the codes a dot product sees
+  static constexpr bool kMin = kMinIn;
   static constexpr int kSubs = kHalvesIn ? 2 : 1;  // sub-blocks a block
   static constexpr int kSteps = 8 / kSubs;         // four-way dot products a sub-block
   static constexpr int kVectors = kMin ? 3 : 2;    // scale, -kMagic * scale, min: [32] floats each
@@ -48,18 +50,23 @@ struct ActivationRows {
 template <class V, class W>
 struct Unpack {
   using Bytes = typename V::Bytes;
-  using Kind = SumKind<W::kOffset != 0, W::kMin, W::kHalves>;
+  static constexpr CodeForm kForm = V::code_form(W::kOffset, W::kTable ? 8 : W::kBits);
+  static constexpr int kOffset = kForm == CodeForm::kTop128   ? 128
+                                 : kForm == CodeForm::kSigned ? 0
+                                                              : W::kOffset;
+  using Kind = SumKind<kForm, kOffset, W::kMin, W::kHalves>;
   // Top-aligned codes carry a factor 2^kShift, taken out of the scale (exact).
-  static constexpr int kShift = V::kTopAligned && W::kOffset != 0 && W::kTable == nullptr ? 8 - W::kBits : 0;
+  static constexpr int kShift = kForm == CodeForm::kTop128 && W::kTable == nullptr ? 8 - W::kBits : 0;
   // The planes are the image already.
-  static constexpr bool kDirect = W::kBits == 8 && V::kKeepsBytes;
+  static constexpr bool kDirect = W::kBits == 8 && kForm == CodeForm::kTop128;
 
   // Chunk z at byte `offset`.
   template <int z>
   [[gnu::always_inline]] static Bytes codes(const std::byte* planes, int offset) {
     Bytes code = load_codes<V, W::kLow, W::kHigh, kShift, z>(planes, offset);
     if constexpr (W::kTable != nullptr) code = V::lookup(W::kTable, code);
-    return V::template prepare<W>(code);
+    if constexpr (kForm == CodeForm::kSigned && W::kOffset != 0) code = V::sub_bytes(code, W::kOffset);
+    return code;
   }
 
   // V::kLanes rows from `lane`; out.offset is -kMagic * scale.
@@ -150,7 +157,7 @@ void chunk_rows(const Chunk& chunk, const ActivationRows& x, int row, int lane, 
         for (int r = 0; r < R; ++r) {
           const auto four = V::broadcast4(codes + r * kBlock + 4 * j);
 #pragma GCC unroll 8
-          for (int g = 0; g < G; ++g) sum[r][g] = V::dot(sum[r][g], w[g], four);
+          for (int g = 0; g < G; ++g) sum[r][g] = V::template dot<Kind>(sum[r][g], w[g], four);
         }
       }
       add_sub_block<V, Kind, R, G>(sum, vectors, a.scale + row,
@@ -277,7 +284,7 @@ struct Int8Tile {
     const auto w = U::template codes<lane / 16 * 8 + step>(planes, lane % 16 * 4);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
-      sum[r][g] = V::dot(sum[r][g], w, V::broadcast4(codes + r * kBlock + 4 * step));
+      sum[r][g] = V::template dot<Kind>(sum[r][g], w, V::broadcast4(codes + r * kBlock + 4 * step));
   }
 
   static void run(const PackedMatrix& w, const Activations& x, int64_t panel, int row_begin, int n_rows,

@@ -40,6 +40,9 @@ bool covers(Isa isa, Isa have) {
 matmul::QuantizeFn quantize_function(Isa isa) {
 #if defined(__x86_64__)
   if (isa == Isa::kAvx512) return matmul::quantize_rows_avx512;
+  if (isa == Isa::kAvx2) return matmul::quantize_rows_avx2;
+#elif defined(__aarch64__)
+  if (isa == Isa::kNeon) return matmul::quantize_rows_neon;
 #endif
   (void)isa;
   return matmul::quantize_rows_generic;

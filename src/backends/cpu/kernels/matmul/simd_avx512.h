@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backends/cpu/kernels/matmul/activation.h"
+#include "backends/cpu/kernels/matmul/types/layout.h"
 
 namespace kvasir::cpu::matmul {
 
@@ -17,7 +18,9 @@ struct Avx512Vector {
   static constexpr int kBytes = 64, kLanes = 16;
   static constexpr int kTileGroups = 2, kTileRows = 7, kFewRows = 4;
   static constexpr int kFloatGroups = 2, kFloatRows = 12;
-  static constexpr bool kTopAligned = true, kKeepsBytes = true;
+  static constexpr CodeForm code_form(int offset, int) {
+    return offset == 0 ? CodeForm::kPlain : CodeForm::kTop128;
+  }
 
   using Bytes = __m512i;
   using Small = __m128i;
@@ -56,10 +59,6 @@ struct Avx512Vector {
       return _mm_srli_epi16(v, -n);
   }
 
-  template <class W>
-  KVASIR_INLINE Bytes prepare(Bytes code) {
-    return code;
-  }
   template <class Kind>
   KVASIR_INLINE Ints start(const int32_t* start) {
     return _mm512_set1_epi32(Kind::kOffset ? *start : kMagicBits);
@@ -69,7 +68,10 @@ struct Avx512Vector {
     __builtin_memcpy(&four, a, 4);
     return _mm512_set1_epi32(four);
   }
-  KVASIR_INLINE Ints dot(Ints sum, Bytes w, Bytes a) { return _mm512_dpbusd_epi32(sum, w, a); }
+  template <class Kind>
+  KVASIR_INLINE Ints dot(Ints sum, Bytes w, Bytes a) {
+    return _mm512_dpbusd_epi32(sum, w, a);
+  }
   KVASIR_INLINE Floats as_floats(Ints v) { return _mm512_castsi512_ps(v); }
 
   KVASIR_INLINE Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }

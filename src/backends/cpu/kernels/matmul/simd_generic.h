@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "backends/cpu/kernels/matmul/activation.h"
+#include "backends/cpu/kernels/matmul/types/layout.h"
 #include "base/half.h"
 
 namespace kvasir::cpu::matmul {
@@ -16,7 +17,9 @@ struct GenericVector {
   static constexpr int kBytes = 4, kLanes = 1;
   static constexpr int kTileGroups = 1, kTileRows = 1, kFewRows = 0;
   static constexpr int kFloatGroups = 1, kFloatRows = 4;
-  static constexpr bool kTopAligned = true, kKeepsBytes = true;
+  static constexpr CodeForm code_form(int offset, int) {
+    return offset == 0 ? CodeForm::kPlain : CodeForm::kTop128;
+  }
 
   using Bytes = uint32_t;
   using Small = uint8_t;
@@ -54,15 +57,12 @@ struct GenericVector {
       return Small(v >> -n);
   }
 
-  template <class W>
-  static Bytes prepare(Bytes code) {
-    return code;
-  }
   template <class Kind>
   static Ints start(const int32_t* start) {
     return Kind::kOffset ? *start : kMagicBits;
   }
   static Bytes broadcast4(const int8_t* a) { return load(reinterpret_cast<const std::byte*>(a)); }
+  template <class Kind>
   static Ints dot(Ints sum, Bytes w, Bytes a) {
     for (int i = 0; i < 4; ++i) sum += int((w >> (8 * i)) & 255) * int8_t(a >> (8 * i));
     return sum;

@@ -19,6 +19,13 @@ namespace kvasir::cpu::matmul {
 template <DType kType>
 struct WeightLayout;
 
+// How a vector type wants the codes of a type with offset.
+enum class CodeForm {
+  kPlain,   // as stored: 0 .. 2^bits - 1, offset W::kOffset
+  kTop128,  // shifted to the top of the byte, so that the offset is 128 for every type
+  kSigned,  // offset taken off
+};
+
 // Scales of V::kLanes rows and one block; index 1 is used when a block has two halves of 16. A type fills scale and min;
 // a scale must have at most 21 significant bits (int8_tile.h).
 template <class V>
