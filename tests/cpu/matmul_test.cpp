@@ -189,17 +189,20 @@ TEST_P(MatmulVariantTest, FloatTypesTakeAnyLength) {
 
 TEST_P(MatmulVariantTest, RowBitsDoNotDependOnTheBatch) {
   const MatmulVariant& variant = *GetParam();
-  const Problem p(type_of(variant), 512, 40, kMaxTileRows);
+  const bool slow = std::string_view(matmul_name(variant)).ends_with(".generic");
+  const int n_rows = slow ? 20 : kMaxTileRows;
+  const Problem p(type_of(variant), slow ? 256 : 768, 40, n_rows);
   const PackedMatrix w = p.pack(variant);
   const Prepared x(p, variant, best_isa());
-  const std::vector<float> whole = multiply(w, x.view, kMaxTileRows);
+  const std::vector<float> whole = multiply(w, x.view, n_rows);
   for (int step : {1, 2, 3, 4, 5, 7, 13, 64}) {
+    if (step >= n_rows) continue;
     const std::vector<float> split = multiply(w, x.view, step);
     ASSERT_TRUE(same_bits(whole.data(), split.data(), whole.size()))
         << matmul_name(variant) << " step " << step;
   }
   // Alone in its own buffer, as decode runs it.
-  for (int row : {0, 1, 77, 127}) {
+  for (int row : {0, 1, n_rows / 2 + 3, n_rows - 1}) {
     const Prepared alone(p, variant, best_isa(), row, 1);
     const std::vector<float> y = multiply(w, alone.view, 1);
     ASSERT_TRUE(same_bits(&whole[row * y.size()], y.data(), y.size()))
