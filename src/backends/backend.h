@@ -39,7 +39,7 @@ struct KvBuffers {
   std::vector<int> n_pages;
 };
 
-// Called when a weight's source bytes are no longer needed.
+// Called when a part of a weight's source bytes (its `data`) is no longer needed; it can be read again from the file.
 using DropSource = std::function<void(const graph::Weight&)>;
 
 struct TraceRow {

@@ -90,7 +90,11 @@ std::shared_ptr<Model> Model::load(const LoadOptions& options) {
   if (!note.empty()) m.log.info("{}", note);
   m.backend = backends::create_backend(options.backend, m.n_threads);
   if (options.load_weights) {
-    const auto drop = [&](const graph::Weight& weight) { m.file->drop(m.file->tensors()[size_t(weight.source)]); };
+    const auto drop = [&](const graph::Weight& weight) {
+      gguf::TensorInfo part = m.file->tensors()[size_t(weight.source)];
+      part.data = weight.data;
+      m.file->drop(part);
+    };
     m.backend->upload(m.graph, drop, options.progress);
   }
   return model;

@@ -43,22 +43,35 @@ std::vector<Uses> find_uses(const graph::Graph& graph) {
   return uses;
 }
 
-void pack(const graph::Weight& weight, const MatmulVariant& variant, ThreadPool& pool, PackedMatrix& matrix) {
+// Source bytes packed between two drops: what a load holds twice.
+constexpr size_t kSliceBytes = size_t(16) << 20;
+
+void pack(const graph::Weight& weight, const MatmulVariant& variant, ThreadPool& pool,
+          const backends::DropSource& drop, PackedMatrix& matrix) {
   matrix.variant = &variant;
   matrix.type = weight.type;
   matrix.n_in = weight.n_in;
   matrix.n_out = weight.n_out;
   matrix.data = AlignedBuffer(packed_bytes(variant, weight.n_in, weight.n_out));
-  constexpr int64_t kPanelsPerTask = 8;
+  constexpr int64_t kPanelsPerTask = 4;
   const int64_t n_panels = matrix.n_panels();
-  TaskCounter next;
-  pool.run([&](int) {
-    for (int64_t task = next.take(); task * kPanelsPerTask < n_panels; task = next.take()) {
-      const int64_t begin = task * kPanelsPerTask;
-      pack_panels(variant, weight.data.data(), weight.n_in, weight.n_out, begin,
-                  std::min(n_panels, begin + kPanelsPerTask), matrix.data.data());
-    }
-  });
+  const size_t row_bytes = weight.data.size() / size_t(weight.n_out);
+  const int64_t slice = std::max<int64_t>(kPanelsPerTask, int64_t(kSliceBytes / (row_bytes * kPanelRows)));
+  for (int64_t first = 0; first < n_panels; first += slice) {
+    const int64_t last = std::min(n_panels, first + slice);
+    TaskCounter next;
+    pool.run([&](int) {
+      for (int64_t begin = first + next.take() * kPanelsPerTask; begin < last;
+           begin = first + next.take() * kPanelsPerTask)
+        pack_panels(variant, weight.data.data(), weight.n_in, weight.n_out, begin,
+                    std::min(last, begin + kPanelsPerTask), matrix.data.data());
+    });
+    if (!drop) continue;
+    graph::Weight done = weight;
+    const size_t row_begin = size_t(first) * kPanelRows, row_end = size_t(std::min(weight.n_out, last * kPanelRows));
+    done.data = weight.data.subspan(row_begin * row_bytes, (row_end - row_begin) * row_bytes);
+    drop(done);
+  }
 }
 
 }  // namespace
@@ -86,8 +99,7 @@ std::vector<PreparedWeight> prepare_weights(const graph::Graph& graph, Isa isa, 
       if (!variant)
         fail(ErrorCode::kRefused, "tensor '{}' has type {}, which has no matmul kernel on the CPU; supported: {}",
              weight.name, out.format->name, formats::names(formats::kWeights));
-      pack(weight, *variant, pool, out.matrix);
-      if (drop) drop(weight);
+      pack(weight, *variant, pool, drop, out.matrix);
     }
     done += double(weight.data.size());
     if (progress) progress(float(done / total));

@@ -11,6 +11,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace kvasir::cpu::matmul {
 
@@ -27,10 +28,6 @@ static constexpr PlaneField plane_field(int bits, int z) {
   return {z / 8, z % 8};
 }
 static constexpr int plane_bytes(int bits) { return bits * 128; }
-// Byte of the image that holds value k of row r.
-static constexpr int image_index(int row, int k) {
-  return ((row / 16 * 8 + k / 4) * 16 + row % 16) * 4 + k % 4;
-}
 
 // Codes of chunk z at byte `offset`, shifted left by kShift (0 or 8 - kLow - kHigh).
 template <class V, int kLow, int kHigh, int kShift, int z>
@@ -48,14 +45,19 @@ template <class V, int kLow, int kHigh, int kShift, int z>
   return code;
 }
 
-// The inverse, for packing: adds image byte `index` (0..1023) with value `code` to zeroed planes.
-static inline void store_code(int low_bits, int high_bits, std::byte* planes, int index, uint8_t code) {
-  const int z = index / 64, i = index % 64;
-  const PlaneField low = plane_field(low_bits, z);
-  planes[low.chunk * 64 + i] |= std::byte(uint8_t((code & ((1 << low_bits) - 1)) << low.bit));
-  if (high_bits == 0) return;
-  const PlaneField high = plane_field(high_bits, z);
-  planes[plane_bytes(low_bits) + high.chunk * 64 + i] |= std::byte(uint8_t((code >> low_bits) << high.bit));
+// The inverse, for packing: adds four codes (a word of bytes: k = 4j .. 4j + 3 of `row`) to zeroed planes.
+static inline void store_codes(int low_bits, int high_bits, std::byte* planes, int row, int j, uint32_t codes) {
+  const int z = row / 16 * 8 + j;
+  const auto add = [&](std::byte* plane, int bits, uint32_t values) {
+    const PlaneField field = plane_field(bits, z);
+    std::byte* p = plane + field.chunk * 64 + row % 16 * 4;
+    uint32_t word;
+    std::memcpy(&word, p, 4);
+    word |= (values & ((1u << bits) - 1) * 0x01010101u) << field.bit;
+    std::memcpy(p, &word, 4);
+  };
+  add(planes, low_bits, codes);
+  if (high_bits != 0) add(planes + plane_bytes(low_bits), high_bits, codes >> low_bits);
 }
 
 }  // namespace kvasir::cpu::matmul

@@ -29,9 +29,12 @@ void pack_unit(const std::byte* source, size_t row_bytes, int n_valid, std::byte
     uint8_t codes[32 * W::kUnitBlocks];
     W::unpack(source, codes);
     W::pack_scales(source, row, unit);
-    for (int j = 0; j < W::kUnitBlocks; ++j)
-      for (int k = 0; k < 32; ++k)
-        store_code(W::kLow, W::kHigh, unit + W::planes_offset(j), image_index(row, k), codes[32 * j + k]);
+    for (int b = 0; b < W::kUnitBlocks; ++b)
+      for (int j = 0; j < 8; ++j) {
+        uint32_t four;
+        std::memcpy(&four, codes + 32 * b + 4 * j, 4);
+        store_codes(W::kLow, W::kHigh, unit + W::planes_offset(b), row, j, four);
+      }
   }
 }
 
