@@ -26,11 +26,13 @@ class Keys {
     return check(key, value->integer(), low, high);
   }
 
-  double number(std::string_view key, double fallback) const {
+  // A number within [low, high]; `fallback` when absent.
+  double number(std::string_view key, double low, double high, double fallback) const {
     const Value* value = find(key);
     const double x = value ? value->number() : fallback;
-    if (!std::isfinite(x))
-      fail(ErrorCode::kBadFile, "{}: key '{}' is not a finite number", file_.path(), full(key));
+    if (!(x >= low && x <= high))
+      fail(ErrorCode::kBadFile, "{}: key '{}' is {}; it must be {} to {}", file_.path(), full(key), x, low,
+           high);
     return x;
   }
 
@@ -80,24 +82,63 @@ std::vector<bool> sliding_layers(const Keys& keys, const ModelConfig& config, in
   return sliding;
 }
 
-// A layer without its own cache reads the last owning layer of its kind.
+// A layer without its own cache reads the last owning layer of its kind. Published models end their owning
+// layers with a sliding one, then a global one; a file in which the rule gives others is read differently
+// elsewhere, so it is refused.
 void share_kv(const Keys& keys, ModelConfig& config, int64_t n_shared) {
   const int first = config.n_layer - int(n_shared);
+  const std::string key = keys.full("attention.shared_kv_layers");
   for (int il = first; il < config.n_layer; ++il) {
     LayerConfig& layer = config.layers[size_t(il)];
+    const char* kind = layer.sliding ? "sliding" : "global";
     for (int donor = first - 1; donor >= 0 && layer.kv_donor < 0; --donor)
       if (config.layers[size_t(donor)].sliding == layer.sliding) layer.kv_donor = donor;
     if (layer.kv_donor < 0)
       fail(ErrorCode::kBadFile,
            "{}: key '{}' is {}: layer {} ({}) has no earlier layer of its kind to share with",
-           keys.file().path(), keys.full("attention.shared_kv_layers"), n_shared, il,
-           layer.sliding ? "sliding" : "global");
+           keys.file().path(), key, n_shared, il, kind);
+    if (layer.kv_donor != first - (layer.sliding ? 2 : 1))
+      fail(ErrorCode::kBadFile, "{}: key '{}' is {}: {} layers would share with layer {}, layer {} is needed",
+           keys.file().path(), key, n_shared, kind, layer.kv_donor, first - (layer.sliding ? 2 : 1));
     const LayerConfig& donor = config.layers[size_t(layer.kv_donor)];
     if (donor.head_dim != layer.head_dim || donor.n_kv != layer.n_kv)
       fail(ErrorCode::kBadFile,
            "{}: layer {} shares the cache of layer {}, which has {} KV heads of {} (it needs {} of {})",
            keys.file().path(), il, layer.kv_donor, donor.n_kv, donor.head_dim, layer.n_kv, layer.head_dim);
   }
+}
+
+struct Rope {
+  double base, base_swa, factor;  // factor divides positions on global layers
+};
+
+Rope read_rope(const Keys& keys) {
+  Rope rope{keys.number("rope.freq_base", 1, 1e12, 1e4), keys.number("rope.freq_base_swa", 1, 1e12, 1e4), 1};
+  const Value* scaling = keys.find("rope.scaling.type");
+  if (!scaling || scaling->string() == "none") return rope;
+  if (scaling->string() != "linear")
+    fail(ErrorCode::kRefused, "{}: key '{}': required: '{}'; supported: none, linear; missing: that scaling",
+         keys.file().path(), keys.full("rope.scaling.type"), scaling->string());
+  rope.factor = keys.number("rope.scaling.factor", 1e-3, 1e6, 1);
+  return rope;
+}
+
+struct HeadDims {
+  int64_t global, sliding;
+};
+
+HeadDims read_head_dims(const Keys& keys, const ModelConfig& config, int64_t n_head) {
+  const int64_t key = keys.integer("attention.key_length", 1, 4096, config.n_embd / n_head);
+  const int64_t value = keys.integer("attention.value_length", 1, 4096, key);
+  const int64_t key_swa = keys.integer("attention.key_length_swa", 1, 4096, key);
+  const int64_t value_swa = keys.integer("attention.value_length_swa", 1, 4096, key_swa);
+  if (key != value || key_swa != value_swa)
+    fail(ErrorCode::kRefused,
+         "{}: required: key heads of {} and value heads of {} (sliding {} and {}); supported: equal sizes; "
+         "missing: unequal "
+         "head sizes",
+         keys.file().path(), key, value, key_swa, value_swa);
+  return {key, key_swa};
 }
 
 void read_layers(const Keys& keys, ModelConfig& config) {
@@ -109,35 +150,18 @@ void read_layers(const Keys& keys, ModelConfig& config) {
   const auto n_kv =
       keys.find("attention.head_count_kv") ? keys.per_layer("attention.head_count_kv", n, 1, 4096) : n_head;
   const auto n_ff = keys.per_layer("feed_forward_length", n, 1, kMaxWidth);
-  const int64_t head_dim = keys.integer("attention.key_length", 1, 4096, config.n_embd / n_head[0]);
-  const int64_t value_dim = keys.integer("attention.value_length", 1, 4096, head_dim);
-  const int64_t head_dim_swa = keys.integer("attention.key_length_swa", 1, 4096, head_dim);
-  const int64_t value_dim_swa = keys.integer("attention.value_length_swa", 1, 4096, head_dim_swa);
-  if (head_dim != value_dim || head_dim_swa != value_dim_swa)
-    fail(ErrorCode::kRefused,
-         "{}: key and value head sizes differ ({} and {}, sliding {} and {}): required: equal sizes",
-         keys.file().path(), head_dim, value_dim, head_dim_swa, value_dim_swa);
-  const double base = keys.number("rope.freq_base", 10000.0);
-  const double base_swa = keys.number("rope.freq_base_swa", 10000.0);
-  const Value* scaling = keys.find("rope.scaling.type");
-  const bool linear = scaling && scaling->string() == "linear";
-  if (scaling && !linear && scaling->string() != "none")
-    fail(ErrorCode::kRefused, "{}: rope scaling '{}': supported: none, linear", keys.file().path(),
-         scaling->string());
-  const double factor = linear ? keys.number("rope.scaling.factor", 1.0) : 1.0;
-  if (!(base > 0) || !(base_swa > 0) || !(factor > 0))
-    fail(ErrorCode::kBadFile, "{}: rope bases ({}, {}) and factor ({}) must be positive", keys.file().path(),
-         base, base_swa, factor);
+  const HeadDims head_dims = read_head_dims(keys, config, n_head[0]);
+  const Rope rope = read_rope(keys);
   for (int il = 0; il < n; ++il) {
     LayerConfig layer;
     layer.sliding = sliding[size_t(il)];
     layer.window = layer.sliding ? int(window) : 0;
     layer.n_head = int(n_head[size_t(il)]);
     layer.n_kv = int(n_kv[size_t(il)]);
-    layer.head_dim = int(layer.sliding ? head_dim_swa : head_dim);
+    layer.head_dim = int(layer.sliding ? head_dims.sliding : head_dims.global);
     layer.n_ff = int(n_ff[size_t(il)]);
-    layer.rope_base = float(layer.sliding ? base_swa : base);
-    layer.rope_scale = layer.sliding ? 1.0f : float(1.0 / factor);
+    layer.rope_base = float(layer.sliding ? rope.base_swa : rope.base);
+    layer.rope_scale = layer.sliding ? 1.0f : float(1.0 / rope.factor);
     layer.n_rot = int(keys.integer(layer.sliding ? "rope.dimension_count_swa" : "rope.dimension_count", 2,
                                    layer.head_dim, layer.head_dim));
     layer.rope_factors = gemma4 && !layer.sliding && keys.file().find_tensor("rope_freqs.weight") != nullptr;
@@ -165,6 +189,18 @@ std::string stem(const std::string& path) {
 
 }  // namespace
 
+namespace {
+
+// 1/sqrt(head size), but 1/sqrt(n_embd / n_head) for the 27B, the one Gemma 3 with heads of 128. No published
+// file says so.
+float gemma3_attn_scale(const Keys& keys, const ModelConfig& config) {
+  const LayerConfig& layer = config.layers[0];
+  const double width = layer.head_dim == 128 ? double(config.n_embd) / layer.n_head : double(layer.head_dim);
+  return float(keys.number("attention.scale", 1e-6, 1e6, 1.0 / std::sqrt(width)));
+}
+
+}  // namespace
+
 ModelConfig read_model_config(const File& file) {
   ModelConfig config;
   config.arch = file.string("general.architecture");
@@ -185,8 +221,8 @@ ModelConfig read_model_config(const File& file) {
   config.n_layer = int(keys.integer("block_count", 1, 1024, 0));
   config.n_embd = int(keys.integer("embedding_length", 1, kMaxWidth, 0));
   config.n_ctx_train = int(keys.integer("context_length", 1, int64_t(1) << 30, 0));
-  config.rms_eps = float(keys.number("attention.layer_norm_rms_epsilon", 1e-6));
-  config.logit_softcap = float(keys.number("final_logit_softcapping", gemma4 ? 30.0 : 0.0));
+  config.rms_eps = float(keys.number("attention.layer_norm_rms_epsilon", 1e-12, 1, 1e-6));
+  config.logit_softcap = float(keys.number("final_logit_softcapping", 0, 1e6, gemma4 ? 30.0 : 0.0));
   config.ple_dim = gemma4 ? int(keys.integer("embedding_length_per_layer_input", 0, kMaxWidth, 0)) : 0;
   config.v_norm = gemma4;
   const TensorInfo& embedding = file.require_tensor("token_embd.weight");
@@ -195,13 +231,7 @@ ModelConfig read_model_config(const File& file) {
          file.path(), embedding.shape.text(), config.n_embd);
   config.n_vocab = int(embedding.shape.ne[1]);
   read_layers(keys, config);
-  if (!gemma4) {
-    // Only the 27B differs: its query scale is 1/sqrt(n_embd / n_head), its head size 128.
-    const LayerConfig& first = config.layers[0];
-    const bool is_27b = first.head_dim == 128;
-    const double width = is_27b ? double(config.n_embd) / first.n_head : double(first.head_dim);
-    config.attn_scale = float(1.0 / std::sqrt(width));
-  }
+  if (!gemma4) config.attn_scale = gemma3_attn_scale(keys, config);
   return config;
 }
 

@@ -39,7 +39,7 @@ TEST_P(Theory, TabledValueIsTheDoublePrecisionOne) {
   EXPECT_NEAR(format.theory_nmse, expected, expected * 0.02);
 }
 
-// How the column of list.def was made; about two minutes: --gtest_also_run_disabled_tests.
+// How the column of list.def was made; about ten minutes: --gtest_also_run_disabled_tests.
 TEST_P(Theory, DISABLED_FullRun) {
   const Format& format = GetParam();
   const auto x = theory::gaussians(kSeed, 1 << 21);
