@@ -107,9 +107,10 @@ typedef struct kvasir_message {
   const char* content;
 } kvasir_message;
 
-/* Renders a conversation with the model's chat format, ready for kvasir_tokenize(add_bos = 1, parse_special = 1). */
-KVASIR_API kvasir_status kvasir_chat_prompt(const kvasir_model* model, const kvasir_message* messages, size_t n_messages,
-                                            int thinking, char* text, size_t capacity, size_t* n);
+/* The ids of a conversation in the model's chat format, BOS first and the model's turn opened. Only the format's own marks
+ * become control tokens: a message that spells "<end_of_turn>" cannot end its turn. Sizes as for kvasir_tokenize(). */
+KVASIR_API kvasir_status kvasir_chat_tokens(const kvasir_model* model, const kvasir_message* messages, size_t n_messages,
+                                            int thinking, int32_t* ids, size_t capacity, size_t* n);
 
 /* ---- sessions -------------------------------------------------------------------------------------------- */
 

@@ -156,19 +156,21 @@ kvasir_status kvasir_detokenize(const kvasir_model* model, const int32_t* ids, s
   });
 }
 
-kvasir_status kvasir_chat_prompt(const kvasir_model* model, const kvasir_message* messages, size_t n_messages,
-                                 int thinking, char* text, size_t capacity, size_t* n) {
+kvasir_status kvasir_chat_tokens(const kvasir_model* model, const kvasir_message* messages, size_t n_messages,
+                                 int thinking, int32_t* ids, size_t capacity, size_t* n) {
   return guarded([&] {
-    need(model && messages && n && (text || capacity == 0), "kvasir_chat_prompt: an argument is NULL");
+    need(model && messages && n && (ids || capacity == 0), "kvasir_chat_tokens: an argument is NULL");
     std::vector<kvasir::text::Message> conversation;
     for (size_t i = 0; i < n_messages; ++i) {
-      need(messages[i].role && messages[i].content, "kvasir_chat_prompt: role and content must not be NULL");
+      need(messages[i].role && messages[i].content, "kvasir_chat_tokens: role and content must not be NULL");
       conversation.push_back({messages[i].role, messages[i].content});
     }
     kvasir::text::ChatOptions options = model->model->chat_options();
     options.thinking = thinking != 0;
-    copy_out(kvasir::text::render_chat(model->model->chat_family(), conversation, options), text, capacity, n,
-             "kvasir_chat_prompt");
+    const kvasir::text::Tokenizer& tokenizer = model->model->tokenizer();
+    std::vector<int32_t> tokens = kvasir::text::encode_chat(tokenizer, model->model->chat_family(), conversation, options);
+    tokens.insert(tokens.begin(), tokenizer.bos());
+    copy_out(tokens, ids, capacity, n, "kvasir_chat_tokens");
   });
 }
 
