@@ -1,7 +1,7 @@
 # The short way to everything; each target says what it runs. CMake presets are in CMakePresets.json.
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
-PROMPT ?= The three most important things to know about the sea are
+PROMPT ?= The lighthouse keeper climbed the stairs one last time, and
 N ?= 64
 export PROMPT N
 
