@@ -18,8 +18,9 @@ using graph::RowSet;
 
 namespace {
 
-// Rows a task takes in row-wise phases: small enough to share 16 rows over a team, large enough to hide the counter.
-constexpr int kRowBlock = 4;
+// Rows a task takes in row-wise phases: whole vectors of rows for the quantiser when there are many, otherwise small enough to
+// share a few rows over a team.
+int row_block(int n_rows) { return n_rows >= 64 ? 16 : 4; }
 // Matmul tasks are about this many weight bytes, so that a decode step has work for every thread to the end.
 constexpr size_t kTaskBytes = size_t(128) << 10;
 // Above this row length a tile's activations no longer fit L2 beside a panel: take the tiles one after another.
@@ -153,8 +154,8 @@ void CpuExecutable::run_phase(const Phase& phase, size_t index, int thread) {
   TaskCounter& next = counters_[index];
   switch (phase.kind) {
     case PhaseKind::kRope:
-      for (int64_t task = next.take(); task * kRowBlock < n_all_; task = next.take()) {
-        for (int r = int(task) * kRowBlock; r < std::min(n_all_, int(task + 1) * kRowBlock); ++r) {
+      for (int64_t task = next.take(); task * row_block(n_all_) < n_all_; task = next.take()) {
+        for (int r = int(task) * row_block(n_all_); r < std::min(n_all_, int(task + 1) * row_block(n_all_)); ++r) {
           const int shift = sequences_[size_t(rows_[size_t(r)].seq)].shift;
           for (RopeTable& rope : ropes_) {
             rope.fill(r, rows_[size_t(r)].pos, false);
@@ -164,9 +165,9 @@ void CpuExecutable::run_phase(const Phase& phase, size_t index, int thread) {
       }
       break;
     case PhaseKind::kRows: {
-      const int n = n_rows(phase.rows);
-      for (int64_t task = next.take(); task * kRowBlock < n; task = next.take())
-        run_rows(phase, int(task) * kRowBlock, std::min(n, int(task + 1) * kRowBlock));
+      const int n = n_rows(phase.rows), block = row_block(n);
+      for (int64_t task = next.take(); task * block < n; task = next.take())
+        run_rows(phase, int(task) * block, std::min(n, int(task + 1) * block));
       break;
     }
     case PhaseKind::kMatmul: run_matmul(phase, next, thread); break;
@@ -314,6 +315,13 @@ void CpuExecutable::matmul_block(const MatmulPart& part, int64_t panel, int row_
   if (part.gate_up) matmul_tile(*part.gate_up, x, panel, row_begin, n, acc2);
   const int64_t column = panel * kPanelRows, out_width = width(part.out);
   const int n_columns = int(std::min<int64_t>(kPanelRows, part.w->n_out - column));
+  const bool plain = part.act == graph::Activation::kNone && part.residual == kNone && n_columns == kPanelRows;
+  if (plain) {  // the common case as whole cache lines
+    for (int i = 0; i < n; ++i)
+      std::memcpy(data(part.out) + int64_t(row_begin + i) * out_width + column, acc + i * kPanelRows,
+                  kPanelRows * sizeof(float));
+    return;
+  }
   for (int i = 0; i < n; ++i) {
     float* out = data(part.out) + int64_t(row_begin + i) * out_width + column;
     const float* y = acc + i * kPanelRows;

@@ -20,7 +20,8 @@ inline constexpr float kMagic = 12582912.0f;
 inline constexpr int32_t kMagicBits = 0x4b400000;
 
 // Internal linkage throughout: these headers are compiled once for each ISA.
-static constexpr size_t activation_stride(int n_rows) { return (size_t(n_rows) * 60 + 63) / 64 * 64; }
+// An odd number of cache lines, so that the same row of successive blocks does not fall into one cache set.
+static constexpr size_t activation_stride(int n_rows) { return ((size_t(n_rows) * 60 + 63) / 64 | 1) * 64; }
 
 template <typename Byte>
 struct BasicActivationBlock {
