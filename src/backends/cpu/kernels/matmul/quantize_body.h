@@ -25,10 +25,14 @@ template <class Q>
 template <class Q>
 void quantize_rows(const float* x, int64_t stride, int64_t n_in, int n_rows, int begin, int end,
                    std::byte* packed) {
-  for (int64_t b = 0; b < n_in / kBlock; ++b) {
-    const MutableActivationBlock out(packed + size_t(b) * activation_stride(n_rows), n_rows);
-    for (int row = begin; row < end; ++row)
-      quantize_block<Q>(x + row * stride + b * kBlock, out, n_rows, row);
+  constexpr int kGroup = 8;  // rows side by side: few streams to read, whole lines of codes to write
+  for (int first = begin; first < end; first += kGroup) {
+    const int last = end - first < kGroup ? end : first + kGroup;
+    for (int64_t b = 0; b < n_in / kBlock; ++b) {
+      const MutableActivationBlock out(packed + size_t(b) * activation_stride(n_rows), n_rows);
+      for (int row = first; row < last; ++row)
+        quantize_block<Q>(x + row * stride + b * kBlock, out, n_rows, row);
+    }
   }
 }
 

@@ -22,8 +22,9 @@ struct WeightLayout<DType::q2_k> : QuantisedLayout<8, 84, 2, 0, 128, 64> {
     }
   }
   static void unpack(const std::byte* source, uint8_t* codes) {
-    for (int i = 0; i < 256; ++i)
-      codes[i] = (uint8_t(source[16 + i / 128 * 32 + i % 32]) >> (2 * (i / 32 % 4))) & 3;
+    const auto* two = reinterpret_cast<const uint8_t*>(source + 16);
+    for (int b = 0; b < 8; ++b, codes += 32)
+      for (int i = 0; i < 32; ++i) codes[i] = (two[b / 4 * 32 + i] >> (2 * (b % 4))) & 3;
   }
   static void pack_scales(const std::byte* source, int row, std::byte* unit) {
     copy16(unit + 2 * row, source + 80);

@@ -21,10 +21,11 @@ struct WeightLayout<DType::q3_k> : QuantisedLayout<8, 110, 2, 1, 448, 0> {
   static void unpack(const std::byte* source, uint8_t* codes) {
     const auto* mask = reinterpret_cast<const uint8_t*>(source);
     const auto* low = mask + 32;
-    for (int i = 0; i < 256; ++i) {
-      const int two = (low[i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4))) & 3;
-      codes[i] = uint8_t(two | ((mask[i % 32] >> (i / 32)) & 1) << 2);
-    }
+    for (int b = 0; b < 8; ++b, codes += 32)
+      for (int i = 0; i < 32; ++i) {
+        const int two = (low[b / 4 * 32 + i] >> (2 * (b % 4))) & 3;
+        codes[i] = uint8_t(two | ((mask[i] >> b) & 1) << 2);
+      }
   }
   static void pack_scales(const std::byte* source, int row, std::byte* unit) {
     copy16(unit + 2 * row, source + 108);

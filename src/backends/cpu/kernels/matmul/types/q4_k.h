@@ -32,10 +32,12 @@ struct WeightLayout<DType::q4_k> : QuantisedLayout<8, 144, 4, 0, 512, 0>, KScale
   static constexpr bool kMin = true, kHalves = false;
 
   static void unpack(const std::byte* source, uint8_t* codes) {
-    for (int i = 0; i < 256; ++i) {
-      const auto byte = uint8_t(source[16 + i / 64 * 32 + i % 32]);
-      codes[i] = i % 64 < 32 ? byte & 15 : byte >> 4;
-    }
+    const auto* nibbles = reinterpret_cast<const uint8_t*>(source + 16);
+    for (int p = 0; p < 4; ++p, nibbles += 32, codes += 64)
+      for (int i = 0; i < 32; ++i) {
+        codes[i] = nibbles[i] & 15;
+        codes[i + 32] = nibbles[i] >> 4;
+      }
   }
 };
 
@@ -45,11 +47,14 @@ struct WeightLayout<DType::q5_k> : QuantisedLayout<8, 176, 4, 1, 512, 0>, KScale
   static constexpr bool kMin = true, kHalves = false;
 
   static void unpack(const std::byte* source, uint8_t* codes) {
-    for (int i = 0; i < 256; ++i) {
-      const auto byte = uint8_t(source[48 + i / 64 * 32 + i % 32]);
-      const int high = (uint8_t(source[16 + i % 32]) >> (i / 32)) & 1;
-      codes[i] = uint8_t((i % 64 < 32 ? byte & 15 : byte >> 4) | high << 4);
-    }
+    const auto* high = reinterpret_cast<const uint8_t*>(source + 16);
+    const auto* nibbles = high + 32;
+    for (int p = 0; p < 4; ++p, nibbles += 32, codes += 64)
+      for (int i = 0; i < 32; ++i) {
+        const int bits = high[i] >> (2 * p);
+        codes[i] = uint8_t((nibbles[i] & 15) | (bits & 1) << 4);
+        codes[i + 32] = uint8_t((nibbles[i] >> 4) | (bits & 2) << 3);
+      }
   }
 };
 

@@ -5,10 +5,16 @@
 namespace kvasir::cpu::matmul {
 
 static inline void unpack_five_bits(const std::byte* high, const std::byte* nibbles, uint8_t* codes) {
-  uint32_t bits;
-  std::memcpy(&bits, high, 4);
   unpack_nibbles(nibbles, codes);
-  for (int i = 0; i < 32; ++i) codes[i] |= uint8_t(((bits >> i) & 1) << 4);
+  for (int i = 0; i < 4; ++i) {
+    // Bit k of the byte to bit 4 of byte k: copies, one bit of each kept, carried up to bit 7, then down.
+    const uint64_t copies = uint8_t(high[i]) * 0x0101010101010101u & 0x8040201008040201u;
+    const uint64_t bits = (copies + 0x7f7f7f7f7f7f7f7fu) & 0x8080808080808080u;
+    uint64_t eight;
+    std::memcpy(&eight, codes + 8 * i, 8);
+    eight |= bits >> 3;
+    std::memcpy(codes + 8 * i, &eight, 8);
+  }
 }
 
 // Unit: d[32] f16, codes.

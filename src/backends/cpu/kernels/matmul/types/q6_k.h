@@ -20,11 +20,14 @@ struct WeightLayout<DType::q6_k> : QuantisedLayout<8, 210, 4, 2, 64, 64> {
   static void unpack(const std::byte* source, uint8_t* codes) {
     const auto* low = reinterpret_cast<const uint8_t*>(source);
     const auto* high = low + 128;
-    for (int i = 0; i < 256; ++i) {
-      const int n = i / 128, t = i / 32 % 4, l = i % 32;
-      const uint8_t byte = low[64 * n + 32 * (t & 1) + l];
-      codes[i] = uint8_t((t < 2 ? byte & 15 : byte >> 4) | ((high[32 * n + l] >> (2 * t)) & 3) << 4);
-    }
+    for (int n = 0; n < 2; ++n, low += 64, high += 32, codes += 128)
+      for (int i = 0; i < 32; ++i) {
+        const int bits = high[i];
+        codes[i] = uint8_t((low[i] & 15) | (bits & 3) << 4);
+        codes[i + 32] = uint8_t((low[i + 32] & 15) | (bits & 12) << 2);
+        codes[i + 64] = uint8_t((low[i] >> 4) | (bits & 48));
+        codes[i + 96] = uint8_t((low[i + 32] >> 4) | (bits & 192) >> 2);
+      }
   }
   static void pack_scales(const std::byte* source, int row, std::byte* unit) {
     copy16(unit + 2 * row, source + 208);
