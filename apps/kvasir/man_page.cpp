@@ -33,7 +33,6 @@ std::string option(const Flag& flag) {
   if (!values.empty()) out += fmt::format(": {}", roff(fmt::format("{}", fmt::join(values, ", "))));
   out += ".";
   if (!flag.fallback.empty()) out += fmt::format(" Default: {}.", roff(flag.fallback));
-  if (!flag.hint.empty()) out += fmt::format(" Note: {}.", roff(flag.hint));
   return out + "\n";
 }
 

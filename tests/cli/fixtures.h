@@ -34,7 +34,6 @@ inline void write_variant(const gguf::File& source, const fs::path& path, const 
     if (tensor.name == change.reshape_tensor) shape.ne[0] /= 2;
     writer.add_tensor(tensor.name, tensor.type, shape);
   }
-  writer.begin_data();
   writer.finish_header_only();
 }
 

@@ -32,6 +32,7 @@ struct Case {
   int line = 0;
   int exit_code = 0;
   std::vector<Expectation> expectations;
+  friend std::ostream& operator<<(std::ostream& out, const Case& one) { return out << one.command; }
 };
 
 inline std::vector<Case> read_transcript(const fs::path& path) {
