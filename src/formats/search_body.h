@@ -8,7 +8,7 @@
 #include "formats/rounding.h"
 #include "formats/search_isa.h"
 
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors never cross a compiled call here
 #endif
 

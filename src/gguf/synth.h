@@ -1,5 +1,5 @@
-// Model files with random weights in a published geometry: valid blocks, realistic type mixes, a vocabulary that loads. For
-// measuring speed and memory; the text such a model makes means nothing.
+// Model files with random weights in a published geometry: valid blocks, realistic type mixes, a vocabulary
+// that loads. For measuring speed and memory; the text such a model makes means nothing.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,19 +20,22 @@ struct SynthTensor {
 };
 
 struct SynthOptions {
-  std::string type = "q8_0";  // of the matrices; "q4_k" and "q5_k" follow the mix of Q4_K_M and Q5_K_M
-  bool header_only = false;   // metadata and shapes; the data are a hole in a sparse file
+  std::string type =
+      "q8_0";  // a recipe (gguf/recipe.h): one type for all matrices, or a mix such as "q4_k" (Q4_K_M)
+  bool header_only = false;  // metadata and shapes; the data are a hole in a sparse file
   uint64_t seed = 1;
-  std::function<void(float)> progress;  // 0..1
+  std::function<void(float)> progress = {};  // 0..1
 };
 
 // The tensors such a file holds. Throws Error{kUsage} for an unknown or unusable type.
 std::vector<SynthTensor> synth_tensors(const Geometry& geometry, std::string_view type);
 // Bytes of their data.
 uint64_t synth_bytes(const Geometry& geometry, std::string_view type);
+// Weights of the model, every tensor but the rope factors.
+uint64_t n_params(const Geometry& geometry);
 
-// Writes OUT. Throws Error{kFailed} when it cannot be written (disk full included; nothing half-written stays), Error{kUsage} for a
-// bad type.
+// Writes OUT. Throws Error{kFailed} when it cannot be written (disk full included; nothing half-written
+// stays), Error{kUsage} for a bad type.
 void synthesize(const Geometry& geometry, const std::string& out, const SynthOptions& options);
 
 }  // namespace kvasir::gguf
