@@ -144,8 +144,10 @@ uint64_t Model::step_weight_bytes() const {
   for (const graph::Op& op : impl_->graph.ops) {
     const bool first = op.kind == OpKind::matmul || op.kind == OpKind::gated_mlp || op.kind == OpKind::logits;
     if (first) total += impl_->graph.weights[size_t(op.w[0])].data.size();
-    if (op.kind == OpKind::gated_mlp || op.kind == OpKind::per_layer_embed)
-      total += impl_->graph.weights[size_t(op.w[1])].data.size();
+    if (op.kind == OpKind::gated_mlp) total += impl_->graph.weights[size_t(op.w[1])].data.size();
+    if (op.kind != OpKind::per_layer_embed) continue;
+    const graph::Weight& w = impl_->graph.weights[size_t(op.w[1])];  // the rows this op makes
+    total += w.data.size() / uint64_t(w.n_out) * uint64_t(impl_->graph.values[size_t(op.out)].width);
   }
   return total;
 }
@@ -153,14 +155,13 @@ uint64_t Model::step_weight_bytes() const {
 namespace {
 double matmul_flops(const graph::Graph& graph, bool prompt_rows_only) {
   double total = 0;
-  const auto add = [&](graph::WeightId w) {
-    total += 2.0 * double(graph.weights[size_t(w)].n_in) * double(graph.weights[size_t(w)].n_out);
-  };
+  const auto add = [&](graph::WeightId w, int n_out) { total += 2.0 * double(graph.weights[size_t(w)].n_in) * n_out; };
   for (const graph::Op& op : graph.ops) {
     if (op.kind != OpKind::matmul && op.kind != OpKind::gated_mlp && op.kind != OpKind::per_layer_embed) continue;
     if (prompt_rows_only && graph.values[size_t(op.out)].rows == RowSet::kOutput) continue;
-    if (op.kind != OpKind::per_layer_embed) add(op.w[0]);
-    if (op.kind != OpKind::matmul) add(op.w[1]);
+    const int n_out = graph.values[size_t(op.out)].width;
+    if (op.kind != OpKind::per_layer_embed) add(op.w[0], n_out);
+    if (op.kind != OpKind::matmul) add(op.w[1], n_out);
   }
   return total;
 }

@@ -43,7 +43,8 @@ enum class OpKind : uint8_t {
   rope,             // out = rope(RMS(in0 by heads) * w0), position of the row; out may alias in0
   kv_append,        // store in0 (keys) and in1 (values) of each row at its position in cache `kv`
   attention,        // out = softmax(scale * q.k) . v over the visible keys of cache `kv`, all heads; in0 = roped q
-  per_layer_embed,  // out = (RMS_groups(w1 . in0 * scale) * w2 + row(token) of w0 * sqrt(head_dim)) / sqrt(2), groups of head_dim
+  per_layer_embed,  // out = (RMS_groups(w1 . in0 * scale) * w2 + row(token) of w0 * sqrt(head_dim)) / sqrt(2), groups of head_dim;
+                    //   rows of w1 and columns of w0 from `offset` (a multiple of 32) on, as many as out is wide
   select_rows,      // out = the rows of in0 whose logits are wanted
   logits,           // out = w0 . in0, then softcap * tanh(. / softcap) when softcap > 0
 };
@@ -67,7 +68,7 @@ struct Op {
   float scale = 1;
   float eps = 0;
   float softcap = 0;
-  int offset = 0;    // first column of in2 (matmul)
+  int offset = 0;    // matmul: first column of in2; per_layer_embed: first column made
   int n_head = 0;
   int head_dim = 0;
   int kv = -1;       // index in Graph::kv

@@ -46,6 +46,8 @@ class Builder {
 
   const gguf::ModelConfig& config;
   int layer = -1;  // stamped on ops
+  // Layers up to and including the last that stores keys; later ones run on output rows only.
+  int n_storing_layers() const { return last_owner_ + 1; }
 
  private:
   int rope_index(const gguf::LayerConfig& layer);

@@ -113,14 +113,17 @@ void CpuExecutable::build_phases() {
     const int index = int(i);
     switch (op.kind) {
       case OpKind::matmul:
-        add_matmul_phase(op, {matrix(op.w[0]), nullptr, op.in[0], op.out, op.in[2], op.in[1], op.offset, op.act});
+        add_matmul_phase(op, {matrix(op.w[0]), nullptr, op.in[0], op.out, op.in[2], op.in[1], op.offset, op.act, 0});
         break;
       case OpKind::gated_mlp:
-        add_matmul_phase(op, {matrix(op.w[0]), matrix(op.w[1]), op.in[0], op.out, kNone, kNone, 0, op.act});
+        add_matmul_phase(op, {matrix(op.w[0]), matrix(op.w[1]), op.in[0], op.out, kNone, kNone, 0, op.act, 0});
         break;
       case OpKind::per_layer_embed:
-        add_matmul_phase(op, {matrix(op.w[1]), nullptr, op.in[0], op.out, kNone, kNone, 0, graph::Activation::kNone});
-        row_phase(RowSet::kAll, false).ops.push_back(index);
+        if (op.offset % kPanelRows != 0)
+          fail(ErrorCode::kFailed, "per_layer_embed starts at column {}; it must be a multiple of {}", op.offset, kPanelRows);
+        add_matmul_phase(op, {matrix(op.w[1]), nullptr, op.in[0], op.out, kNone, kNone, 0, graph::Activation::kNone,
+                              op.offset / kPanelRows});
+        row_phase(graph_.values[size_t(op.out)].rows, false).ops.push_back(index);
         break;
       case OpKind::attention:
         for (int sub = 0; sub < 2; ++sub) {

@@ -142,8 +142,9 @@ void CpuExecutable::run(const graph::StepParams& step) {
       if (!row.op.empty() && row.op == "matmul") row.op += ":" + graph_.values[size_t(part.out)].name;
       for (const PackedMatrix* w : {part.w, part.gate_up}) {
         if (!w) continue;
-        row.bytes += double(w->data.size());
-        row.flops += 2.0 * double(w->n_in) * double(w->n_out) * n_rows(phases_[p].rows);
+        const double used = double(width(part.out)) / double(w->n_out);
+        row.bytes += used * double(w->data.size());
+        row.flops += 2.0 * used * double(w->n_in) * double(w->n_out) * n_rows(phases_[p].rows);
       }
     }
     trace_.push_back(row);
@@ -283,14 +284,20 @@ void CpuExecutable::run_per_layer(const Op& op, int begin, int end) {
   const float* w = weights_[size_t(op.w[2])].vector.data();
   const int n = width(op.out), group = op.head_dim;
   const float root_half = 0.70710678f, token_scale = std::sqrt(float(group)) * root_half;
-  std::vector<float> token(static_cast<size_t>(n));
+  // Only the columns that are used, when a block starts there.
+  const bool part = op.offset % int(table.format->block) == 0 && n % int(table.format->block) == 0;
+  const int64_t first = part ? op.offset : 0, count = part ? n : table.n_in;
+  std::vector<float> columns(static_cast<size_t>(count));
+  const float* token = columns.data() + (op.offset - first);
+  const Row* rows = rows_of(graph_.values[size_t(op.out)].rows);
   for (int r = begin; r < end; ++r) {
-    table.format->decode(table.rows.data() + size_t(rows_[size_t(r)].token) * row_bytes, token.data(), n);
+    table.format->decode(table.rows.data() + size_t(rows[r].token) * row_bytes + table.format->row_bytes(first),
+                         columns.data(), count);
     float* out = data(op.out) + int64_t(r) * n;
     for (int i = 0; i < n; ++i) out[i] *= op.scale;
     for (int g = 0; g < n; g += group) {
       kernels_.rms_norm(out + g, w, nullptr, 1.0f, op.eps, group, out + g);
-      kernels_.scale_add(out + g, root_half, token.data() + g, token_scale, group, out + g);
+      kernels_.scale_add(out + g, root_half, token + g, token_scale, group, out + g);
     }
   }
 }
@@ -310,11 +317,11 @@ void CpuExecutable::matmul_block(const MatmulPart& part, int64_t panel, int row_
   Scratch& scratch = scratch_[size_t(thread)];
   float* acc = scratch.acc.as<float>();
   const Activations x = activations(part);
-  matmul_tile(*part.w, x, panel, row_begin, n, acc);
+  matmul_tile(*part.w, x, part.panel + panel, row_begin, n, acc);
   float* acc2 = scratch.acc2.as<float>();
-  if (part.gate_up) matmul_tile(*part.gate_up, x, panel, row_begin, n, acc2);
+  if (part.gate_up) matmul_tile(*part.gate_up, x, part.panel + panel, row_begin, n, acc2);
   const int64_t column = panel * kPanelRows, out_width = width(part.out);
-  const int n_columns = int(std::min<int64_t>(kPanelRows, part.w->n_out - column));
+  const int n_columns = int(std::min<int64_t>(kPanelRows, out_width - column));
   const bool plain = part.act == graph::Activation::kNone && part.residual == kNone && n_columns == kPanelRows;
   if (plain) {  // the common case as whole cache lines
     for (int i = 0; i < n; ++i)
@@ -344,8 +351,8 @@ void CpuExecutable::run_matmul(const Phase& phase, TaskCounter& next, int thread
   const int n_tiles = (n + kMaxTileRows - 1) / kMaxTileRows;
   int64_t first = 0, task = next.take();
   for (const MatmulPart& part : phase.parts) {
-    const int64_t n_panels = part.w->n_panels();
-    const size_t panel_bytes = part.w->data.size() / size_t(n_panels) * (part.gate_up ? 2 : 1);
+    const int64_t n_panels = (width(part.out) + kPanelRows - 1) / kPanelRows;
+    const size_t panel_bytes = part.w->data.size() / size_t(part.w->n_panels()) * (part.gate_up ? 2 : 1);
     const int64_t chunk = std::clamp<int64_t>(int64_t(kTaskBytes / std::max<size_t>(panel_bytes, 1)), 1, n_panels);
     const int64_t n_chunks = (n_panels + chunk - 1) / chunk;
     const bool tile_outer = part.w->n_in > kLongRow;
@@ -372,7 +379,7 @@ std::span<const float> CpuExecutable::logits(int output_row) {
     logits_begin_ = output_row / capacity * capacity;
     logits_end_ = std::min(int(output_rows_.size()), logits_begin_ + capacity);
     const PackedMatrix& w = weights_[size_t(logits_op_->w[0])].matrix;
-    const MatmulPart part{&w, nullptr, logits_op_->in[0], kNone, kNone, kNone, 0, graph::Activation::kNone};
+    const MatmulPart part{&w, nullptr, logits_op_->in[0], kNone, kNone, kNone, 0, graph::Activation::kNone, 0};
     const Activations x = activations(part);
     constexpr int64_t kPanelsPerTask = 8;
     TaskCounter next;

@@ -36,8 +36,9 @@ class CpuExecutable final : public backends::Executable {
     const PackedMatrix* w = nullptr;
     const PackedMatrix* gate_up = nullptr;  // gated: out = act(w x) * (gate_up x)
     graph::ValueId in = graph::kNone, out = graph::kNone, mul = graph::kNone, residual = graph::kNone;
-    int offset = 0;
+    int offset = 0;         // first column of mul
     graph::Activation act{};
+    int64_t panel = 0;      // first panel of w that is used; as many as out is wide
   };
   struct Phase {
     PhaseKind kind{};
