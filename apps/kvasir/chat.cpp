@@ -62,8 +62,7 @@ class Conversation {
       return;
     }
     messages_.push_back({"user", line});
-    const auto tokens =
-        prompt_tokens(session_.model(), text::render_chat(session_.model().chat_family(), messages_, chat_));
+    const auto tokens = chat_tokens(session_.model(), messages_, chat_);
     if (tokens.size() >= size_t(session_.options().n_ctx)) {
       messages_.pop_back();
       print_err(fmt::format(

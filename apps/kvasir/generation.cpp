@@ -72,12 +72,24 @@ void require_prompt_fits(const engine::Session& session, size_t n_prompt) {
        n_prompt, n_ctx, n_prompt, n_ctx, n_prompt - size_t(n_ctx), remedy);
 }
 
-std::vector<engine::Token> prompt_tokens(const engine::Model& model, std::string_view text) {
-  const text::Tokenizer& tokenizer = model.tokenizer();
-  std::vector<engine::Token> tokens = tokenizer.encode(text, true);
+namespace {
+
+std::vector<engine::Token> with_bos(const text::Tokenizer& tokenizer, std::vector<engine::Token> tokens) {
   if (tokenizer.add_bos() && (tokens.empty() || tokens.front() != tokenizer.bos()))
     tokens.insert(tokens.begin(), tokenizer.bos());
   return tokens;
+}
+
+}  // namespace
+
+std::vector<engine::Token> prompt_tokens(const engine::Model& model, std::string_view text) {
+  return with_bos(model.tokenizer(), model.tokenizer().encode(text, true));
+}
+
+std::vector<engine::Token> chat_tokens(const engine::Model& model, const std::vector<text::Message>& messages,
+                                       const text::ChatOptions& options) {
+  return with_bos(model.tokenizer(),
+                  text::encode_chat(model.tokenizer(), model.chat_family(), messages, options));
 }
 
 void AnswerPrinter::show(const std::vector<text::ChannelParser::Piece>& pieces) {

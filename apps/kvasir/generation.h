@@ -13,6 +13,9 @@ engine::GenerateOptions generate_options(const Args& args);
 void require_prompt_fits(const engine::Session& session, size_t n_prompt);
 // Tokens of a prompt with BOS in front when the model wants it.
 std::vector<engine::Token> prompt_tokens(const engine::Model& model, std::string_view text);
+// The same for a conversation; control tokens come from the template only, never from what a message says.
+std::vector<engine::Token> chat_tokens(const engine::Model& model, const std::vector<text::Message>& messages,
+                                       const text::ChatOptions& options);
 
 // Writes what a chat model says as it streams. Thoughts are dimmed on a terminal and left out of piped
 // output.

@@ -15,14 +15,21 @@
 namespace kvasir::app {
 namespace {
 
-uint64_t memory_field(std::string_view name) {
-  std::ifstream file("/proc/meminfo");
-  std::string key, unit;
-  uint64_t kib = 0;
-  while (file >> key >> kib && std::getline(file, unit))
-    if (key == name) return kib * 1024;
+// The number after `name` in a file of "name number" lines, or the number alone; 0 when absent ("max" of a
+// cgroup).
+uint64_t field(const char* path, std::string_view name) {
+  std::ifstream file(path);
+  std::string key, line;
+  uint64_t number = 0;
+  if (name.empty()) return file >> number ? number : 0;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    if (words >> key >> number && key == name) return number;
+  }
   return 0;
 }
+
+uint64_t memory_field(std::string_view name) { return field("/proc/meminfo", name) * 1024; }
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -52,7 +59,16 @@ double load_average() {
 }
 
 uint64_t memory_total() { return memory_field("MemTotal:"); }
-uint64_t memory_available() { return memory_field("MemAvailable:"); }
+
+uint64_t memory_available() {
+  uint64_t available = memory_field("MemAvailable:");
+  // A container may have less than the machine. Cached file pages count as used there but can be taken back.
+  const uint64_t limit = field("/sys/fs/cgroup/memory.max", ""),
+                 used = field("/sys/fs/cgroup/memory.current", "");
+  const uint64_t cached = field("/sys/fs/cgroup/memory.stat", "inactive_file");
+  if (limit > 0) available = std::min(available, limit - std::min(limit, used - std::min(used, cached)));
+  return available;
+}
 
 std::string utc_time() {
   const std::time_t now = std::time(nullptr);

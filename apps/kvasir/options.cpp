@@ -69,7 +69,26 @@ void require_backend(const Args& args) {
 
 int thread_count(const Args& args) { return args.given("threads") ? args.integer("threads") : cpu_count(); }
 
+namespace {
+
+// Weights are copied into the layout the kernels read; lookup tables stay in the file's mapping.
+void require_weights_fit(const std::string& path) {
+  const auto file = gguf::File::open(path);
+  uint64_t need = 0;
+  for (const gguf::TensorInfo& tensor : file->tensors())
+    if (!tensor.name.starts_with("per_layer_token_embd")) need += tensor.data.size();
+  const uint64_t available = memory_available();
+  if (available == 0 || need <= available) return;
+  fail(ErrorCode::kNoMemory,
+       "{}: its weights need {} of memory, but {} is free; close other programs, or use a smaller model or "
+       "one with fewer bits a weight",
+       path, size_text(double(need)), size_text(double(available)));
+}
+
+}  // namespace
+
 std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loud) {
+  require_weights_fit(path);
   Progress progress("loading " + fs::path(path).filename().string());
   engine::LoadOptions options;
   options.path = path;

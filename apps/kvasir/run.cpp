@@ -6,13 +6,13 @@
 namespace kvasir::app {
 namespace {
 
-// The prompt as the model reads it.
-std::string rendered_prompt(const Args& args, const std::string& text, const engine::Model& model) {
-  if (!args.on("chat")) return text;
+std::vector<engine::Token> tokens_of(const Args& args, const std::string& prompt,
+                                     const engine::Model& model) {
+  if (!args.on("chat")) return prompt_tokens(model, prompt);
   std::vector<text::Message> messages;
   if (args.given("system-prompt")) messages.push_back({"system", args.text("system-prompt")});
-  messages.push_back({"user", text});
-  return text::render_chat(model.chat_family(), messages, model.chat_options());
+  messages.push_back({"user", prompt});
+  return chat_tokens(model, messages, model.chat_options());
 }
 
 // Everything that can be wrong without a model is said before one is loaded.
@@ -47,7 +47,7 @@ int run(const Args& args) {
   const std::string prompt = checked_prompt(args);
   const bool json = args.on("json"), quiet = loudness(args) == Loudness::kQuiet;
   const auto model = load_model(args);
-  const auto tokens = prompt_tokens(*model, rendered_prompt(args, prompt, *model));
+  const auto tokens = tokens_of(args, prompt, *model);
   if (tokens.empty())
     fail(ErrorCode::kUsage,
          "the prompt is empty, and this model starts no text with a BOS token; give some text");

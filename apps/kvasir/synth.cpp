@@ -18,8 +18,9 @@ void require_disk_space(const std::string& path, uint64_t bytes) {
   const fs::path folder = fs::absolute(path, error).parent_path();
   const fs::space_info space = fs::space(folder, error);
   if (error || space.available >= bytes) return;
-  fail(ErrorCode::kFailed, "{}: needs {}, but {} is free there; choose another place, a smaller --type, or --header-only",
-       path, size_text(double(bytes)), size_text(double(space.available)));
+  fail(ErrorCode::kFailed,
+       "{}: needs {}, but {} is free there; choose another place, a smaller --type, or --header-only", path,
+       size_text(double(bytes)), size_text(double(space.available)));
 }
 
 int synth(const Args& args) {
@@ -56,10 +57,19 @@ Command synth_command() {
   command.summary = "write a model file with random weights in a published geometry";
   command.usage = "[options] GEOMETRY OUT";
   command.description =
-      "For measuring speed and memory before, or without, the real model. What such a model writes means nothing.";
+      "For measuring speed and memory before, or without, the real model. What such a model writes means "
+      "nothing.";
   command.flags = {
-      {.names = "GEOMETRY", .argument = "GEOMETRY", .kind = Kind::kText, .group = "Arguments", .help = geometry_help},
-      {.names = "OUT", .argument = "OUT", .kind = Kind::kFile, .group = "Arguments", .help = "the GGUF file to write"},
+      {.names = "GEOMETRY",
+       .argument = "GEOMETRY",
+       .kind = Kind::kText,
+       .group = "Arguments",
+       .help = geometry_help},
+      {.names = "OUT",
+       .argument = "OUT",
+       .kind = Kind::kFile,
+       .group = "Arguments",
+       .help = "the GGUF file to write"},
       {.names = "--type",
        .argument = "TYPE",
        .kind = Kind::kText,
@@ -81,7 +91,8 @@ Command synth_command() {
       help_flag()};
   command.examples = {
       {"kvasir synth gemma4-e2b e2b.gguf --type q8_0", "a file as large and as fast as Gemma 4 E2B"},
-      {"kvasir synth gemma3-27b big.gguf --header-only && kvasir info -m big.gguf", "what a model would need"}};
+      {"kvasir synth gemma3-27b big.gguf --header-only && kvasir info -m big.gguf",
+       "what a model would need"}};
   command.run = synth;
   return command;
 }

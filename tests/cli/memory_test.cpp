@@ -1,5 +1,5 @@
-// What a run keeps in memory: weights (repacked copies in place of the file's pages) + KV cache by the formula + 64 MiB; and `info`
-// on a large file, which must not touch the weights at all.
+// What a run keeps in memory: weights (repacked copies in place of the file's pages) + KV cache by the
+// formula + 64 MiB; and `info` on a large file, which must not touch the weights at all.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
@@ -28,7 +28,8 @@ struct Outcome {
 };
 
 Outcome run(const std::vector<std::string>& args) {
-  const auto out_path = std::filesystem::temp_directory_path() / ("kvasir-memory-" + std::to_string(getpid()));
+  const auto out_path =
+      std::filesystem::temp_directory_path() / ("kvasir-memory-" + std::to_string(getpid()));
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, 1, out_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -60,11 +61,12 @@ void expect_within_formula(const std::string& model, const std::string& type, in
   const auto& at = json["kv_bytes"][type]["at"];
   ASSERT_TRUE(at.contains(std::to_string(n_ctx))) << at.dump();
   const int64_t kv = at[std::to_string(n_ctx)].get<int64_t>();
-  const Outcome outcome = run({"run", "-m", model, "-p", std::string(3000, 'a') + " b", "-n", "4", "-c", std::to_string(n_ctx), "-ctk",
-                               type, "-ctv", type, "-t", "2"});
+  const Outcome outcome = run({"run", "-m", model, "-p", std::string(3000, 'a') + " b", "-n", "4", "-c",
+                               std::to_string(n_ctx), "-ctk", type, "-ctv", type, "-t", "2"});
   ASSERT_EQ(outcome.status, 0) << outcome.out;
   EXPECT_LE(outcome.max_resident, weights + kv + 64 * kMiB)
-      << "weights " << weights / kMiB << " MiB, KV " << kv / kMiB << " MiB, resident " << outcome.max_resident / kMiB << " MiB";
+      << "weights " << weights / kMiB << " MiB, KV " << kv / kMiB << " MiB, resident "
+      << outcome.max_resident / kMiB << " MiB";
   testing::Test::RecordProperty("resident_mib", int(outcome.max_resident / kMiB));
 }
 
@@ -73,13 +75,16 @@ TEST(Memory, TinyModel) { expect_within_formula(kModels + "tiny-gemma4-q8_0.gguf
 TEST(Memory, RealModelWithItsWideVocabulary) {
   const char* given = std::getenv("KVASIR_TEST_GEMMA3_270M");
   const char* home = std::getenv("HOME");
-  const std::string model = given ? given : std::string(home ? home : "") + "/.cache/kvasir/gemma-3-270m-q4_k_m.gguf";
-  if (!std::filesystem::exists(model)) GTEST_SKIP() << "the model is not here; tools/fetch-model gemma3-270m brings it";
+  const std::string model =
+      given ? given : std::string(home ? home : "") + "/.cache/kvasir/gemma-3-270m-q4_k_m.gguf";
+  if (!std::filesystem::exists(model))
+    GTEST_SKIP() << "the model is not here; tools/fetch-model gemma3-270m brings it";
   expect_within_formula(model, "q8_0", 4096);
 }
 
 TEST(Info, AnswersAtOnceOnAFiveGigabyteFile) {
-  const std::string path = std::filesystem::temp_directory_path() / ("kvasir-e2b-" + std::to_string(getpid()) + ".gguf");
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("kvasir-e2b-" + std::to_string(getpid()) + ".gguf");
   ASSERT_EQ(run({"synth", "gemma4-e2b", path, "--header-only"}).status, 0);
   EXPECT_GT(std::filesystem::file_size(path), uint64_t(4) << 30);
   double best = 1e9;

@@ -1,4 +1,6 @@
 // Runs the built program over every transcript in tests/cli/transcripts.
+#include "cli/transcript.h"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -6,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/fixtures.h"
-#include "cli/transcript.h"
 
 namespace kvasir::cli_test {
 namespace {
@@ -66,7 +67,8 @@ void check(const Expectation& expected, const Outcome& got) {
   if (kind == "out" || kind == "err") {
     EXPECT_TRUE(contains(stream, text)) << "std" << kind << " lacks: " << text << "\nit is:\n" << stream;
   } else if (kind == "no-out" || kind == "no-err") {
-    EXPECT_FALSE(contains(stream, text)) << "std" << kind.substr(3) << " has: " << text << "\nit is:\n" << stream;
+    EXPECT_FALSE(contains(stream, text)) << "std" << kind.substr(3) << " has: " << text << "\nit is:\n"
+                                         << stream;
   } else if (kind == "out-is") {
     EXPECT_EQ(got.out.substr(0, got.out.find_last_not_of('\n') + 1), text);
   } else if (kind == "json") {
