@@ -46,7 +46,8 @@ template <class V, int kLow, int kHigh, int kShift, int z>
 }
 
 // The inverse, for packing: adds four codes (a word of bytes: k = 4j .. 4j + 3 of `row`) to zeroed planes.
-static inline void store_codes(int low_bits, int high_bits, std::byte* planes, int row, int j, uint32_t codes) {
+static inline void store_codes(int low_bits, int high_bits, std::byte* planes, int row, int j,
+                               uint32_t codes) {
   const int z = row / 16 * 8 + j;
   const auto add = [&](std::byte* plane, int bits, uint32_t values) {
     const PlaneField field = plane_field(bits, z);

@@ -38,6 +38,8 @@ struct Chunk {
   size_t code_stride;
   const float* scales;  // [block][sub-block][kVectors][32]
   int n_blocks;
+  const std::byte* ahead;  // the next chunk in the stream
+  int ahead_lines;         // how many lines of 64 bytes it has
 };
 
 // Where rows of activations start: those of one row count.
@@ -184,8 +186,11 @@ template <class V, class Kind>
 void chunk_all_rows(const Chunk& chunk, const ActivationRows& x, int row_begin, int n_rows, float* acc) {
   const int n_groups = (n_rows + V::kTileRows - 1) / V::kTileRows;
   const int small = n_rows / n_groups, n_large = n_rows % n_groups;
+  const int share = (chunk.ahead_lines + n_groups - 1) / n_groups;
+  const std::byte* ahead = chunk.ahead;
   for (int group = 0, row = 0; group < n_groups; ++group) {
     const int n = small + (group < n_large);
+    for (int line = 0; line < share; ++line, ahead += 64) V::prefetch_far(ahead);
     for (int lane = 0; lane < kPanelRows; lane += V::kTileGroups * V::kLanes)
       with_rows<V::kTileRows>(n, [&]<int R>() {
         chunk_rows<V, Kind, R>(chunk, x, row_begin + row, lane, acc + row * kPanelRows + lane);
@@ -207,16 +212,19 @@ struct Int8Tile {
     alignas(64) float vectors[kChunkBlocks * kVectorFloats];
     for (int i = 0; i < n_rows * kPanelRows; ++i) acc[i] = 0;
     const int n_blocks = int(x.n_in / kBlock);
+    // With few row groups the stream is the bottleneck: smaller chunks spread its prefetch more evenly.
+    const int step = n_rows <= 2 * V::kTileRows ? 4 : n_rows <= 5 * V::kTileRows ? 8 : kChunkBlocks;
+    const size_t distance = step < kChunkBlocks ? 8192 : kChunkBlocks * kBlockShare;
     ActivationRows rows{x.packed, activation_stride(x.n_rows), x.n_rows};
-    for (int b = 0; b < n_blocks; b += kChunkBlocks, rows.blocks += kChunkBlocks * rows.stride) {
-      const int n = n_blocks - b < kChunkBlocks ? n_blocks - b : kChunkBlocks;
+    for (int b = 0; b < n_blocks; b += step, rows.blocks += step * rows.stride) {
+      const int n = n_blocks - b < step ? n_blocks - b : step;
       for (int i = 0; i < n; ++i) {
         const std::byte* unit = panel + size_t((b + i) / W::kUnitBlocks) * W::kUnitBytes;
         U::block(unit, (b + i) % W::kUnitBlocks, image + i * kImageBytes, vectors + i * kVectorFloats);
       }
-      const std::byte* first = panel + size_t(b / W::kUnitBlocks) * W::kUnitBytes;
-      const Chunk chunk = U::kDirect ? Chunk{first + W::planes_offset(0), W::kUnitBytes, vectors, n}
-                                     : Chunk{image, kImageBytes, vectors, n};
+      const std::byte* first = panel + size_t(b) * kBlockShare;
+      Chunk chunk{image, kImageBytes, vectors, n, first + distance, n * kBlockShare / 64};
+      if constexpr (U::kDirect) chunk.codes = first + W::planes_offset(0), chunk.code_stride = W::kUnitBytes;
       chunk_all_rows<V, Kind>(chunk, rows, row_begin, n_rows, acc);
     }
   }

@@ -109,6 +109,9 @@ struct Avx2Vector {
   KVASIR_INLINE void prefetch(const std::byte* p) {
     _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
   }
+  KVASIR_INLINE void prefetch_far(const std::byte* p) {  // into L2
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+  }
 };
 
 #undef KVASIR_INLINE

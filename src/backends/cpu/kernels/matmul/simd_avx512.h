@@ -16,7 +16,7 @@ namespace kvasir::cpu::matmul {
 
 struct Avx512Vector {
   static constexpr int kBytes = 64, kLanes = 16;
-  static constexpr int kTileGroups = 2, kTileRows = 7, kFewRows = 4;
+  static constexpr int kTileGroups = 2, kTileRows = 7, kFewRows = 6;
   static constexpr int kFloatGroups = 2, kFloatRows = 12;
   static constexpr CodeForm code_form(int offset, int) {
     return offset == 0 ? CodeForm::kPlain : CodeForm::kTop128;
@@ -99,6 +99,9 @@ struct Avx512Vector {
   KVASIR_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
   KVASIR_INLINE void prefetch(const std::byte* p) {
     _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+  }
+  KVASIR_INLINE void prefetch_far(const std::byte* p) {  // into L2
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
   }
 };
 

@@ -93,6 +93,7 @@ struct GenericVector {
   static Floats negate(Floats a) { return -a; }
   static Floats fma(Floats a, Floats b, Floats c) { return std::fma(a, b, c); }
   static void prefetch(const std::byte*) {}
+  static void prefetch_far(const std::byte*) {}
 };
 
 }  // namespace kvasir::cpu::matmul

@@ -98,6 +98,7 @@ struct NeonVector {
   KVASIR_INLINE Floats negate(Floats a) { return vnegq_f32(a); }
   KVASIR_INLINE Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
   KVASIR_INLINE void prefetch(const std::byte* p) { __builtin_prefetch(p); }
+  KVASIR_INLINE void prefetch_far(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
 };
 
 #undef KVASIR_INLINE
