@@ -23,22 +23,31 @@ inline Rates summarise(std::vector<double> rates) {
   return {rates[rates.size() / 2], rates.back()};
 }
 
-// One slice: body(thread) on every thread returns the work it did; the result is all work over wall time.
+// One slice: body(thread) on every thread returns the work it did; the result is all work over the wall time
+// from the first start to the last end. Every thread stamps its own: one that is descheduled at the barrier
+// must not hide the others' time.
 template <class Body>
 double slice_rate(ThreadPool& pool, const Body& body) {
-  std::vector<double> work(pool.size());
-  std::chrono::steady_clock::time_point start;
-  double seconds = 0;
+  using Clock = std::chrono::steady_clock;
+  struct alignas(64) Share {
+    Clock::time_point start, end;
+    double work = 0;
+  };
+  std::vector<Share> shares(pool.size());
   pool.run([&](int thread) {
+    Share& share = shares[thread];
     pool.barrier();
-    if (thread == 0) start = std::chrono::steady_clock::now();
-    work[thread] = body(thread);
-    pool.barrier();
-    if (thread == 0) seconds = seconds_since(start);
+    share.start = Clock::now();
+    share.work = body(thread);
+    share.end = Clock::now();
   });
-  double total = 0;
-  for (double w : work) total += w;
-  return total / seconds;
+  Share all = shares[0];
+  for (size_t i = 1; i < shares.size(); ++i) {
+    all.start = std::min(all.start, shares[i].start);
+    all.end = std::max(all.end, shares[i].end);
+    all.work += shares[i].work;
+  }
+  return all.work / std::chrono::duration<double>(all.end - all.start).count();
 }
 
 }  // namespace kvasir::cpu
