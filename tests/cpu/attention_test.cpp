@@ -35,15 +35,16 @@ TEST(Attention, MatchesDoublePrecisionAtEveryHeadSize) {
   }
 }
 
-// Block types round the query to 16 bits, of the row's largest value.
-double tolerance_of(DType k) {
-  return k == DType::q8_0 || k == DType::q5_0 || k == DType::q4_0 ? 3e-4 : kTolerance;
+// Block types round the query, or the weights, to 16 bits of the largest.
+double tolerance_of(DType k, DType v) {
+  const auto block = [](DType type) { return formats::require(type).block > 1; };
+  return block(k) || block(v) ? 3e-4 : kTolerance;
 }
 
 TEST(Attention, MatchesDoublePrecisionForEveryPair) {
   for (const AttentionInfo& info : attention_variants())
     if (info.isa == best_isa() && info.flash)
-      check({info.k, info.v, 4, 2, 128, 0, 0.088f}, 333, 330, 3, tolerance_of(info.k));
+      check({info.k, info.v, 4, 2, 128, 0, 0.088f}, 333, 330, 3, tolerance_of(info.k, info.v));
 }
 
 TEST(Attention, EveryGroupSizeAndOddHeadCounts) {

@@ -163,13 +163,14 @@ struct Flash {
     return args.pages + size_t(args.page_table[p]) * args.page_bytes + region;
   }
 
-  // What comes after key group `group` (absolute index) of this chunk, for prefetching.
+  // Says what comes after key group `group` (absolute index) of this chunk.
   void set_next(ScoreTask& task, int group, int end_group) const {
-    const bool keys_follow = group + 1 < end_group;
-    const int first = tiles[0].lo > chunk_begin ? tiles[0].lo : chunk_begin;
-    const std::byte* next = page(keys_follow ? (group + 1) / 2 : first / 64);
-    task.next_group = keys_follow && next ? (group + 1) % 2 : -1;
-    task.next = !next ? task.keys : keys_follow ? next : next + key_bytes;
+    task.next = group + 1 < end_group ? page((group + 1) / 2) : nullptr;
+    task.next_group = (group + 1) % 2;
+    for (int i = 0; i < 4; ++i) {
+      const std::byte* keys = page(chunk_begin / 64 + i);
+      task.values[i] = (keys ? keys : task.keys) + key_bytes;
+    }
   }
 
   int chunk_begin = 0;
@@ -188,10 +189,15 @@ struct Flash {
       while (t1 > t0 && tiles[t1 - 1].lo >= key + kGroupKeys) --t1;
       if (t0 == t1) continue;
       const bool shifted = args.q_shifted && p >= args.keep_pages;
-      ScoreTask task{keys,           group % 2,  args.head_dim,
-                     query[shifted], tiles + t0, t1 - t0,
-                     nullptr,        0,          scores + (key - chunk_begin),
-                     producer};
+      ScoreTask task{};
+      task.keys = keys;
+      task.group = group % 2;
+      task.head_dim = args.head_dim;
+      task.query = query[shifted];
+      task.tiles = tiles + t0;
+      task.n_tiles = t1 - t0;
+      task.scores = scores + (key - chunk_begin);
+      task.scratch = producer;
       set_next(task, group, end_group);
       item.keys->score(task);
     }
@@ -219,9 +225,9 @@ struct Flash {
     return column < 0 ? 0 : column > kChunk ? kChunk : column;
   }
 
-  void mix_chunk(const std::byte* prefetch) {
-    MixTask task{{},     0,    args.head_dim, tiles,    n_tiles,  chunk_begin,
-                 scores, keep, blend,         prefetch, span.out, producer};
+  void mix_chunk(const std::byte* next_keys) {
+    MixTask task{{},          0,      args.head_dim, tiles, n_tiles,   lo,       hi,
+                 chunk_begin, scores, keep,          blend, next_keys, span.out, producer};
     const int begin = clip(tiles[0].lo), end = clip(tiles[n_tiles - 1].hi);
     for (int column = begin; column < end;) {
       const int page_end = (column / 64 + 1) * 64, stop = page_end < end ? page_end : end;
@@ -229,7 +235,6 @@ struct Flash {
         task.pieces[task.n_pieces++] = {keys + key_bytes, column % 64, stop - column, column};
       column = stop;
     }
-    if (!prefetch && task.n_pieces) task.prefetch = task.pieces[0].values;
     if (task.n_pieces) item.values->mix(task);
   }
 

@@ -30,10 +30,11 @@ struct ScoreTask {
   const std::byte* query;  // packed by the same producer
   const RowTile* tiles;
   int n_tiles;
-  // What is read after this group: group `next_group` of another key region, or with -1 the bytes at `next`.
-  // Never null.
+  // What is read after this group, for prefetching: group `next_group` of the key region `next`, or, when
+  // that is null, the value regions of the chunk's pages (never null).
   const std::byte* next;
   int next_group;
+  const std::byte* values[4];
   float* scores;
   std::byte* scratch;  // kProducerScratch bytes
 };
@@ -52,13 +53,15 @@ struct MixTask {
   int head_dim;
   const RowTile* tiles;
   int n_tiles;
-  int chunk_begin;            // position of column 0
-  const float* weights;       // [kBlockRows][kChunk], zero where a row sees nothing
-  const float* keep;          // [kBlockRows]
-  const float* blend;         // [kBlockRows]
-  const std::byte* prefetch;  // what is read after this chunk; never null
-  float* out;                 // [kBlockRows][head_dim]
-  std::byte* scratch;         // kProducerScratch bytes
+  const int* lo;  // positions [lo, hi) each row sees, [kBlockRows]
+  const int* hi;
+  int chunk_begin;             // position of column 0
+  const float* weights;        // [kBlockRows][kChunk], zero where a row sees nothing
+  const float* keep;           // [kBlockRows]
+  const float* blend;          // [kBlockRows]
+  const std::byte* next_keys;  // key region that is read after this chunk, or null
+  float* out;                  // [kBlockRows][head_dim]
+  std::byte* scratch;          // kProducerScratch bytes
 };
 
 inline constexpr size_t kProducerScratch = 256 * 1024;

@@ -61,7 +61,8 @@ void walk_blocks(const BlockForm& form, KvSide side, int head_dim, int token, co
       const size_t first = (slot - token % 32) * form.codes + size_t(token % 32) * 2;
       for (int c = 0; c < form.codes; c += 2) move(first + size_t(c / 2) * 64, codes + c, size_t(2));
     } else {
-      move(slot * form.codes, codes, size_t(form.codes));
+      const size_t first = (slot - token % 2) * form.codes + token % 2;
+      for (int c = 0; c < form.codes; ++c) move(first + size_t(c) * 2, codes + c, size_t(1));
     }
   }
 }

@@ -8,7 +8,7 @@
 //   32-blocks (q8_0 q5_0 q4_0): planes; block b = d / 32 has n code bytes c (32: one a value; 16: values c
 //   and c + 16)
 //     codes       keys    [2][head_dim / 32][n / 2][32][2]   byte (t / 32, b, c / 2, t % 32, c % 2)
-//                 values  [head_dim / 32][64][n]             byte (b, t, c)
+//                 values  [head_dim / 32][32][n][2]          byte (b, t / 2, c, t % 2)
 //     high bits   keys    u32 [2][head_dim / 32][32]     (t / 32, b, t % 32)      q5_0 only
 //                 values  u32 [head_dim / 32][64]        (b, t)
 //     scales      keys    f16 [2][head_dim / 32][32]     (t / 32, b, t % 32)

@@ -20,10 +20,46 @@ inline void pack_float_query(const float* const* q, const RowTile& tile, int hea
     for (int d = 0; d < head_dim; ++d) out[d * tile.n + i] = q[i][d] * scale;
 }
 
+// Where the next bytes to be read lie. Four streams, because one core's prefetches reach the memory's rate
+// only through the hardware's own, which follows each 4 KiB page apart.
+struct Streams {
+  const char* at[4];
+};
+
+inline Streams split(const void* bytes, size_t size) {
+  const char* p = static_cast<const char*>(bytes);
+  return {{p, p + size / 4, p + size / 2, p + size / 4 * 3}};
+}
+
+inline Streams still(const void* bytes) { return split(bytes, 0); }
+
+// Step i of a walk that reads `line` bytes a step.
+inline void prefetch(const Streams& streams, int i, int line) {
+  __builtin_prefetch(streams.at[i % 4] + size_t(i / 4) * size_t(line), 0, 2);
+}
+
+inline Streams after_keys(const ScoreTask& task, size_t group_bytes) {
+  if (task.next) return split(task.next + (task.next_group ? group_bytes : 0), group_bytes);
+  Streams s;
+  for (int i = 0; i < 4; ++i) s.at[i] = reinterpret_cast<const char*>(task.values[i]);
+  return s;
+}
+
+// After slice d of the values: the next slice of each page, or the next chunk's keys.
+inline Streams after_values(const MixTask& task, int d, size_t slice_bytes, size_t group_bytes) {
+  if (d + kSlice >= task.head_dim)
+    return task.next_keys ? split(task.next_keys, group_bytes) : still(task.pieces[0].values);
+  Streams s;
+  for (int i = 0; i < 4; ++i)
+    s.at[i] = reinterpret_cast<const char*>(task.pieces[i < task.n_pieces ? i : 0].values) +
+              size_t(d / kSlice + 1) * slice_bytes;
+  return s;
+}
+
 // Scores of kRows rows and 32 keys ([head_dim][32]): one chain of fused multiply-adds over the dimensions a
 // score.
 template <typename Vec, typename T, int kRows>
-void score_tile(const T* keys, const float* query, int head_dim, const char* prefetch, float* scores) {
+void score_tile(const T* keys, const float* query, int head_dim, Streams next, float* scores) {
   constexpr int n = Vec::kN;
   for (int first = 0; first < kGroupKeys; first += 2 * n) {
     typename Vec::F acc[kRows][2];
@@ -31,14 +67,17 @@ void score_tile(const T* keys, const float* query, int head_dim, const char* pre
     for (int i = 0; i < kRows; ++i) acc[i][0] = acc[i][1] = Vec::zero();
     const T* k = keys + first;
     const float* q = query;
-    for (int d = 0; d < head_dim; ++d, k += kGroupKeys, q += kRows) {
-      __builtin_prefetch(prefetch + size_t(d) * kGroupKeys * sizeof(T), 0, 2);
-      const auto k0 = Vec::load(k), k1 = Vec::load(k + n);
+    for (int d = 0; d < head_dim; d += 4) {
+#pragma GCC unroll 4
+      for (int step = 0; step < 4; ++step, k += kGroupKeys, q += kRows) {
+        prefetch(next, d + step, kGroupKeys * sizeof(T));
+        const auto k0 = Vec::load(k), k1 = Vec::load(k + n);
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) {
-        const auto x = Vec::set1(q[i]);
-        acc[i][0] = Vec::fma(x, k0, acc[i][0]);
-        acc[i][1] = Vec::fma(x, k1, acc[i][1]);
+        for (int i = 0; i < kRows; ++i) {
+          const auto x = Vec::set1(q[i]);
+          acc[i][0] = Vec::fma(x, k0, acc[i][0]);
+          acc[i][1] = Vec::fma(x, k1, acc[i][1]);
+        }
       }
     }
 #pragma GCC unroll 16
@@ -56,11 +95,18 @@ struct SlicePiece {
   int n, column;
 };
 
+// What a mix does with the rows of a tile.
+struct MixRows {
+  const float* weights;  // [rows][kChunk]
+  const float *keep, *blend;
+  float* out;
+  int out_stride;
+};
+
 // out = out * keep + blend * sum over keys of weight * value, for kRows rows and 32 dimensions; keys in
 // rising order.
 template <typename Vec, typename T, int kRows>
-void mix_tile(const SlicePiece<T>* pieces, int n_pieces, const float* weights, const float* keep,
-              const float* blend, size_t prefetch, float* out, int out_stride) {
+void mix_tile(const SlicePiece<T>* pieces, int n_pieces, const MixRows& rows, Streams next) {
   constexpr int n = Vec::kN;
   for (int first = 0; first < kSlice; first += 2 * n) {
     typename Vec::F acc[kRows][2];
@@ -68,9 +114,10 @@ void mix_tile(const SlicePiece<T>* pieces, int n_pieces, const float* weights, c
     for (int i = 0; i < kRows; ++i) acc[i][0] = acc[i][1] = Vec::zero();
     for (int piece = 0; piece < n_pieces; ++piece) {
       const T* v = pieces[piece].values + first;
-      const float* w = weights + pieces[piece].column;
+      const int column = pieces[piece].column;
+      const float* w = rows.weights + column;
       for (int j = 0; j < pieces[piece].n; ++j, v += kSlice, ++w) {
-        __builtin_prefetch(reinterpret_cast<const char*>(v) + prefetch, 0, 2);
+        prefetch(next, column + j, kSlice * sizeof(T));
         const auto v0 = Vec::load(v), v1 = Vec::load(v + n);
 #pragma GCC unroll 16
         for (int i = 0; i < kRows; ++i) {
@@ -82,8 +129,8 @@ void mix_tile(const SlicePiece<T>* pieces, int n_pieces, const float* weights, c
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      float* o = out + size_t(i) * out_stride + first;
-      const auto a = Vec::set1(keep[i]), b = Vec::set1(blend[i]);
+      float* o = rows.out + size_t(i) * rows.out_stride + first;
+      const auto a = Vec::set1(rows.keep[i]), b = Vec::set1(rows.blend[i]);
       Vec::store(o, Vec::fma(acc[i][0], b, Vec::mul(Vec::load(o), a)));
       Vec::store(o + n, Vec::fma(acc[i][1], b, Vec::mul(Vec::load(o + n), a)));
     }
@@ -118,59 +165,99 @@ inline void by_rows(int n, Args... args) {
   }
 }
 
+// From this many tiles on, 16-bit elements are widened once for all of them; the values are the same.
+constexpr int kWidenTiles = 3;
+
 template <typename Vec, typename T>
 struct PlainProducer {
-  template <int kRows>
-  struct Score {
-    static void call(const T* keys, const float* q, int head_dim, const char* prefetch, float* scores) {
-      score_tile<Vec, T, kRows>(keys, q, head_dim, prefetch, scores);
-    }
-  };
-  template <int kRows>
-  struct Mix {
-    static void call(const SlicePiece<T>* pieces, int n_pieces, const float* weights, const float* keep,
-                     const float* blend, size_t prefetch, float* out, int stride) {
-      mix_tile<Vec, T, kRows>(pieces, n_pieces, weights, keep, blend, prefetch, out, stride);
-    }
+  template <typename U>
+  struct Of {
+    template <int kRows>
+    struct Score {
+      static void call(const U* keys, const float* q, int head_dim, const Streams& next, float* scores) {
+        score_tile<Vec, U, kRows>(keys, q, head_dim, next, scores);
+      }
+    };
+    template <int kRows>
+    struct Mix {
+      static void call(const SlicePiece<U>* pieces, int n_pieces, const MixRows& rows, const Streams& next) {
+        mix_tile<Vec, U, kRows>(pieces, n_pieces, rows, next);
+      }
+    };
   };
 
-  static void score(const ScoreTask& task) {
-    const T* keys = reinterpret_cast<const T*>(task.keys) + size_t(task.group) * kGroupKeys * task.head_dim;
-    const size_t group_bytes = sizeof(T) * size_t(kGroupKeys) * task.head_dim;
-    const char* prefetch =
-        reinterpret_cast<const char*>(task.next) + (task.next_group == 1 ? group_bytes : 0);
+  static size_t group_bytes(int head_dim) { return sizeof(T) * size_t(kGroupKeys) * head_dim; }
+
+  static void widen(const T* from, int count, const Streams& next, float* to) {
+    constexpr int n = Vec::kN;
+    for (int line = 0; line < count / 32; ++line, from += 32, to += 32) {
+      prefetch(next, line, 32 * sizeof(T));
+#pragma GCC unroll 8
+      for (int i = 0; i < 32; i += n) Vec::store(to + i, Vec::load(from + i));
+    }
+  }
+
+  template <typename U>
+  static void score_tiles(const ScoreTask& task, const U* keys, Streams next) {
     for (int t = 0; t < task.n_tiles; ++t) {
       const RowTile& tile = task.tiles[t];
       const float* q = reinterpret_cast<const float*>(task.query) + size_t(tile.row) * task.head_dim;
-      by_rows<Score, Vec::kTileRows>(tile.n, keys, q, task.head_dim, prefetch,
-                                     task.scores + tile.row * kChunk);
-      prefetch = reinterpret_cast<const char*>(keys);  // only the first tile waits for memory
+      by_rows<Of<U>::template Score, Vec::kTileRows>(tile.n, keys, q, task.head_dim, next,
+                                                     task.scores + tile.row * kChunk);
+      next = still(keys);  // only the first tile waits for memory
+    }
+  }
+
+  static void score(const ScoreTask& task) {
+    const T* keys = reinterpret_cast<const T*>(task.keys) + size_t(task.group) * kGroupKeys * task.head_dim;
+    const Streams next = after_keys(task, group_bytes(task.head_dim));
+    if (sizeof(T) == sizeof(float) || task.n_tiles < kWidenTiles) return score_tiles(task, keys, next);
+    float* wide = reinterpret_cast<float*>(task.scratch);
+    widen(keys, kGroupKeys * task.head_dim, next, wide);
+    score_tiles(task, static_cast<const float*>(wide), still(wide));
+  }
+
+  // Tiles over one slice; `at` gives the address of key `key` of piece i.
+  template <typename U, typename At>
+  static void mix_tiles(const MixTask& task, int d, Streams next, const At& at) {
+    for (int t = 0; t < task.n_tiles; ++t) {
+      const RowTile& tile = task.tiles[t];
+      const int lo = tile.lo - task.chunk_begin, hi = tile.hi - task.chunk_begin;
+      SlicePiece<U> pieces[4];
+      int n = 0;
+      for (int i = 0; i < task.n_pieces; ++i) {
+        const ValuePiece& piece = task.pieces[i];
+        const int skip = lo > piece.column ? lo - piece.column : 0;
+        const int stop = hi < piece.column + piece.n ? hi - piece.column : piece.n;
+        if (skip < stop) pieces[n++] = {at(i, piece.first + skip), stop - skip, piece.column + skip};
+      }
+      if (n == 0) continue;
+      const MixRows rows{task.weights + tile.row * kChunk, task.keep + tile.row, task.blend + tile.row,
+                         task.out + size_t(tile.row) * task.head_dim + d, task.head_dim};
+      by_rows<Of<U>::template Mix, Vec::kTileRows>(tile.n, static_cast<const SlicePiece<U>*>(pieces), n, rows,
+                                                   next);
+      next = still(pieces[0].values);
     }
   }
 
   static void mix(const MixTask& task) {
+    const bool widened = sizeof(T) != sizeof(float) && task.n_tiles >= kWidenTiles;
+    float* wide = reinterpret_cast<float*>(task.scratch);  // [4 pages][64][32]
     for (int d = 0; d < task.head_dim; d += kSlice) {
-      size_t prefetch = d + kSlice < task.head_dim ? size_t(kPage) * kSlice * sizeof(T) : 0;
-      for (int t = 0; t < task.n_tiles; ++t) {
-        const RowTile& tile = task.tiles[t];
-        const int lo = tile.lo - task.chunk_begin, hi = tile.hi - task.chunk_begin;
-        SlicePiece<T> pieces[4];
-        int n = 0;
-        for (int i = 0; i < task.n_pieces; ++i) {
-          const ValuePiece& piece = task.pieces[i];
-          const int skip = lo > piece.column ? lo - piece.column : 0;
-          const int stop = hi < piece.column + piece.n ? hi - piece.column : piece.n;
-          if (skip >= stop) continue;
-          const T* slice = reinterpret_cast<const T*>(piece.values) + size_t(d) * kPage;
-          pieces[n++] = {slice + (piece.first + skip) * kSlice, stop - skip, piece.column + skip};
-        }
-        if (n == 0) continue;
-        by_rows<Mix, Vec::kTileRows>(tile.n, static_cast<const SlicePiece<T>*>(pieces), n,
-                                     task.weights + tile.row * kChunk, task.keep + tile.row,
-                                     task.blend + tile.row, prefetch,
-                                     task.out + size_t(tile.row) * task.head_dim + d, task.head_dim);
-        prefetch = 0;
+      const Streams next = after_values(task, d, sizeof(T) * kPage * kSlice, group_bytes(task.head_dim));
+      const auto narrow_at = [&](int i, int key) {
+        return reinterpret_cast<const T*>(task.pieces[i].values) + size_t(d) * kPage + size_t(key) * kSlice;
+      };
+      if (!widened) {
+        mix_tiles<T>(task, d, next, narrow_at);
+        continue;
       }
+      const auto wide_at = [&](int i, int key) { return wide + (size_t(i) * kPage + size_t(key)) * kSlice; };
+      for (int i = 0; i < task.n_pieces; ++i) {
+        const int first = task.pieces[i].first;
+        widen(narrow_at(i, first), task.pieces[i].n * kSlice, still(wide), wide_at(i, first));
+      }
+      mix_tiles<float>(task, d, next, wide_at);
     }
   }
 };

@@ -73,16 +73,9 @@ struct Vec {
   static I load_u8_wide16(const void* p) {
     return _mm512_maskz_cvtepu8_epi16(~0u, _mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }
-  static I load_s8_wide32(const void* p) {
-    return _mm512_maskz_cvtepi8_epi32(kAll, _mm_loadu_si128(static_cast<const __m128i*>(p)));
-  }
-  static I load_u8_wide32(const void* p) {
-    return _mm512_maskz_cvtepu8_epi32(kAll, _mm_loadu_si128(static_cast<const __m128i*>(p)));
-  }
   static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
   static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
   static I sub16(I a, I b) { return _mm512_sub_epi16(a, b); }
-  static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
   template <int n>
   static I shift_left32(I a) {
     return _mm512_maskz_slli_epi32(kAll, a, n);
@@ -92,8 +85,19 @@ struct Vec {
     const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_maskz_srlv_epi32(kAll, a, _mm512_add_epi32(lane, iset1(first)));
   }
-  // acc + a.lo * b.lo + a.hi * b.hi over the 16-bit halves of each lane.
-  static I dot16(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
+  // Sums of a.lo * b.lo + a.hi * b.hi over the 16-bit halves of each lane.
+  using Dot = __m512i;
+  static Dot dot_zero() { return _mm512_setzero_si512(); }
+  static Dot dot16(Dot acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
+  static I dot_sum(Dot acc) { return acc; }
+  // (a * b + 2^14) >> 15 of each 16-bit half.
+  static I mul_round15(I a, I b) { return _mm512_mulhrs_epi16(a, b); }
+  static void istore(void* p, I x) { _mm512_storeu_si512(p, x); }
+  // kN values to the nearest int16, ties to even.
+  static void store_s16(int16_t* p, F x) {
+    const __m256i narrow = _mm512_maskz_cvtsepi32_epi16(kAll, _mm512_maskz_cvtps_epi32(kAll, x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow);
+  }
   static F to_float(I a) { return _mm512_maskz_cvtepi32_ps(kAll, a); }
 
  private:

@@ -64,20 +64,15 @@ struct Vec {
   typedef uint16_t US __attribute__((vector_size(16)));
   typedef int8_t B8 __attribute__((vector_size(8)));
   typedef uint8_t UB8 __attribute__((vector_size(8)));
-  typedef int8_t B4 __attribute__((vector_size(4)));
-  typedef uint8_t UB4 __attribute__((vector_size(4)));
   // Integers: kN lanes of 32 bits, or 2 * kN of 16.
   static I izero() { return I{}; }
   static I iset1(int32_t x) { return I{x, x, x, x}; }
   static I iload(const void* p) { return read<I>(p); }
   static I load_s8_wide16(const void* p) { return I(__builtin_convertvector(read<B8>(p), S)); }
   static I load_u8_wide16(const void* p) { return I(__builtin_convertvector(read<UB8>(p), US)); }
-  static I load_s8_wide32(const void* p) { return __builtin_convertvector(read<B4>(p), I); }
-  static I load_u8_wide32(const void* p) { return __builtin_convertvector(read<UB4>(p), I); }
   static I bit_and(I a, I b) { return a & b; }
   static I bit_or(I a, I b) { return a | b; }
   static I sub16(I a, I b) { return I(S(a) - S(b)); }
-  static I sub32(I a, I b) { return a - b; }
   template <int n>
   static I shift_left32(I a) {
     return a << n;
@@ -87,13 +82,26 @@ struct Vec {
     const U lane = {0, 1, 2, 3};
     return I(U(a) >> (lane + uint32_t(first)));
   }
-  // acc + a.lo * b.lo + a.hi * b.hi over the 16-bit halves of each lane.
-  static I dot16(I acc, I a, I b) {
-    return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+  // Sums of a.lo * b.lo + a.hi * b.hi over the 16-bit halves of each lane.
+  using Dot = I;
+  static Dot dot_zero() { return I{}; }
+  static Dot dot16(Dot acc, I a, I b) { return acc + low(a) * low(b) + (a >> 16) * (b >> 16); }
+  static I dot_sum(Dot acc) { return acc; }
+  // (a * b + 2^14) >> 15 of each 16-bit half.
+  static I mul_round15(I a, I b) {
+    const I lo = (low(a) * low(b) + 0x4000) >> 15, hi = ((a >> 16) * (b >> 16) + 0x4000) >> 15;
+    return (lo & 0xffff) | (hi << 16);
+  }
+  static void istore(void* p, I x) { std::memcpy(p, &x, sizeof(x)); }
+  // kN values to the nearest int16, ties to even.
+  static void store_s16(int16_t* p, F x) {
+    const I whole = __builtin_convertvector(round(x), I);
+    for (int i = 0; i < kN; ++i) p[i] = int16_t(whole[i]);
   }
   static F to_float(I a) { return __builtin_convertvector(a, F); }
 
  private:
+  static I low(I a) { return (a << 16) >> 16; }
   template <typename T>
   static T read(const void* p) {
     T x;

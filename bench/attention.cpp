@@ -1,0 +1,296 @@
+// Speed of attention beside what the machine can do in the same minute:
+//   decode   one token at depth, caches of at least 512 MiB rotated through; GB/s of K and V read and share
+//   of the read
+//            bandwidth
+//   prefill  512 tokens at depth 0 and 3584; GFLOP/s (4 * head_dim a visible pair and head) and share of the
+//   f32 FMA peak append   512 tokens written; million values a second (K and V)
+// Slices alternate with slices of the read probe or the peak loop; best and (median) of each.
+//   attention [-t threads] [-s seconds a figure] [-d depth] [--isa NAME] [--plain] [K/V ...]
+#include "backends/cpu/kernels/attention/attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/rate_meter.h"
+#include "backends/cpu/roofline.h"
+#include "backends/cpu/roofline_kernels.h"
+#include "base/error.h"
+#include "formats/format.h"
+#include "graph/kv_layout.h"
+
+namespace {
+
+using namespace kvasir;
+using namespace kvasir::cpu;
+
+struct Geometry {
+  const char* name;
+  int n_head, n_kv, head_dim;
+};
+constexpr Geometry kGeometries[] = {
+    {"gemma4-e2b global", 8, 1, 512}, {"gemma4-e2b sliding", 8, 1, 256}, {"gemma3-270m", 4, 1, 256}};
+constexpr size_t kCacheBytes = size_t(512) << 20;
+constexpr int kPrefillRows = 512;
+
+struct Options {
+  int threads = cpu_count();
+  double seconds = 0.5;
+  int depth = 16384;
+  Isa isa = best_isa();
+  bool flash = true;
+  std::vector<std::string> pairs;
+};
+
+std::vector<float> random_floats(size_t n) {
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& v : x) v = normal(rng);
+  return x;
+}
+
+// As many caches of n_keys tokens as fill kCacheBytes; every page holds the same 64 random tokens.
+struct Caches {
+  Geometry g;
+  DType k, v;
+  Isa isa;
+  int n_keys, n_caches;
+  size_t page_bytes;
+  AlignedBuffer pages;
+  std::vector<std::vector<int32_t>> tables;
+
+  Caches(const Geometry& geometry, DType kt, DType vt, int keys, size_t bytes, Isa level, ThreadPool& pool)
+      : g(geometry), k(kt), v(vt), isa(level), n_keys(keys) {
+    page_bytes = graph::kv_page_bytes({0, g.head_dim, g.n_kv, 0, k, v});
+    const int n_pages = (n_keys + 63) / 64;
+    n_caches = int((bytes + page_bytes * size_t(n_pages) - 1) / (page_bytes * size_t(n_pages)));
+    pages = AlignedBuffer(page_bytes * size_t(n_pages) * size_t(n_caches));
+    for (int c = 0; c < n_caches; ++c) {
+      tables.emplace_back();
+      for (int p = 0; p < n_pages; ++p) tables.back().push_back(c * n_pages + p);
+    }
+    append(0, 64);
+    pool.run([&](int thread) {
+      for (int64_t p = 1 + thread; p < int64_t(n_pages) * n_caches; p += pool.size())
+        std::memcpy(pages.data() + size_t(p) * page_bytes, pages.data(), page_bytes);
+    });
+  }
+
+  void append(int begin, int end) {
+    const int64_t width = int64_t(g.n_kv) * g.head_dim;
+    static const std::vector<float> x = random_floats(size_t(kPrefillRows) * 4 * 512);
+    std::vector<graph::Row> rows;
+    for (int i = 0; i < end; ++i) rows.push_back({0, i, 0, 0});
+    graph::SequenceView view;
+    view.page_table[0] = tables[0];
+    append_rows(isa,
+                {k,
+                 v,
+                 x.data(),
+                 x.data(),
+                 width,
+                 width,
+                 rows.data(),
+                 {&view, 1},
+                 0,
+                 pages.data(),
+                 page_bytes,
+                 g.n_kv,
+                 g.head_dim},
+                begin, end);
+  }
+};
+
+// Calls on the team with reused scratch.
+struct Caller {
+  ThreadPool& pool;
+  const AttentionVariant* variant;
+  std::vector<float> q, out;
+  AlignedBuffer shared;
+  std::vector<AlignedBuffer> scratch;
+
+  Caller(ThreadPool& team, const AttentionVariant* v, const Geometry& g, int max_rows, int n_ctx)
+      : pool(team), variant(v) {
+    q = random_floats(size_t(max_rows) * g.n_head * g.head_dim);
+    out.resize(q.size());
+    AttentionArgs shape;
+    shape.variant = v, shape.n_head = g.n_head, shape.n_kv = g.n_kv, shape.head_dim = g.head_dim;
+    const AttentionPlan bound = bound_attention(shape, max_rows, n_ctx);
+    shared = AlignedBuffer(bound.shared_bytes + 64);
+    for (int t = 0; t < pool.size(); ++t) scratch.emplace_back(bound.thread_bytes);
+  }
+
+  AttentionArgs args_of(const Caches& caches, const std::vector<graph::Row>& rows) const {
+    const int64_t width = int64_t(caches.g.n_head) * caches.g.head_dim;
+    AttentionArgs args;
+    args.variant = variant, args.q = q.data(), args.q_stride = args.out_stride = width;
+    args.out = const_cast<float*>(out.data());
+    args.rows = rows.data(), args.n_rows = int(rows.size());
+    args.pages = caches.pages.data(), args.page_bytes = caches.page_bytes;
+    args.n_head = caches.g.n_head, args.n_kv = caches.g.n_kv, args.head_dim = caches.g.head_dim;
+    args.scale = 1.0f / float(caches.g.head_dim);
+    args.page_table = caches.tables[0];
+    return args;
+  }
+
+  // `calls` decode calls on caches from `first`; returns calls a second.
+  double decode(const Caches& caches, int first, int calls) {
+    const std::vector<graph::Row> rows{{0, caches.n_keys - 1, 0, 0}};
+    std::vector<std::array<TaskCounter, 2>> counters{size_t(calls)};
+    return slice_rate(pool, [&](int thread) {
+      AttentionArgs args = args_of(caches, rows);
+      for (int c = 0; c < calls; ++c) {
+        args.page_table = caches.tables[size_t(first + c) % size_t(caches.n_caches)];
+        const AttentionPlan plan = plan_attention(args);
+        for (int phase = 0; phase < 2; ++phase) {
+          for (int64_t i; (i = counters[size_t(c)][size_t(phase)].take()) < plan.n_items[phase];)
+            run_attention(args, plan, phase, i, shared.data(), scratch[size_t(thread)].data());
+          pool.barrier();
+        }
+      }
+      return thread == 0 ? double(calls) : 0.0;  // calls, not calls of every thread
+    });
+  }
+
+  // Items [begin, end) of a prefill call; returns how often a second.
+  double prefill_items(const AttentionArgs& args, const AttentionPlan& plan, int64_t begin, int64_t end) {
+    TaskCounter counter;
+    return slice_rate(pool, [&](int thread) {
+      for (int64_t i; (i = begin + counter.take()) < end;)
+        run_attention(args, plan, 0, i, shared.data(), scratch[size_t(thread)].data());
+      return thread == 0 ? 1.0 : 0.0;
+    });
+  }
+};
+
+struct Figure {
+  Rates rate, roof;
+};
+
+template <class Work, class Roof>
+Figure alternate(double seconds, const Work& work, const Roof& roof) {
+  std::vector<double> rates, roofs;
+  const auto begin = std::chrono::steady_clock::now();
+  while (rates.size() < 5 || seconds_since(begin) < seconds) rates.push_back(work()), roofs.push_back(roof());
+  return {summarise(rates), summarise(roofs)};
+}
+
+void print(const Figure& f) {
+  std::printf(" %.1f (%.1f) | %.0f %% (%.0f %%) |", f.rate.best / 1e9, f.rate.median / 1e9,
+              100 * f.rate.best / f.roof.best, 100 * f.rate.median / f.roof.median);
+}
+
+Figure measure_decode(const Options& options, const Caches& caches, Caller& caller, ReadProbe& probe) {
+  const double bytes = double(caches.page_bytes) / 64 * options.depth;
+  const int calls = std::max(1, int(double(32 << 20) * options.threads / bytes));
+  int at = 0;
+  return alternate(
+      options.seconds, [&] { return caller.decode(caches, (at += calls) - calls, calls) * bytes; },
+      [&] { return probe.slice(); });
+}
+
+// A prefill in slices of a few items each, so that a slice fits between other programs' turns: the sum of the
+// best (median) times of the slices stands for the call.
+Figure measure_prefill(const Options& options, const Caches& caches, Caller& caller, int depth) {
+  std::vector<graph::Row> rows;
+  for (int i = 0; i < kPrefillRows; ++i) rows.push_back({0, depth + i, 0, 0});
+  const AttentionArgs args = caller.args_of(caches, rows);
+  const AttentionPlan plan = plan_attention(args);
+  const int64_t step = 2 * options.threads, groups = (plan.n_items[0] + step - 1) / step;
+  const double pairs = double(kPrefillRows) * depth + double(kPrefillRows) * (kPrefillRows + 1) / 2;
+  const auto peak = roofline_kernels(options.isa).f32;
+  std::vector<std::vector<double>> rates{size_t(groups)};
+  std::vector<double> roofs;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int round = 0; round < 5 || seconds_since(begin) < options.seconds; ++round)
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t end = std::min(plan.n_items[0], (g + 1) * step);
+      rates[size_t(g)].push_back(caller.prefill_items(args, plan, g * step, end));
+      roofs.push_back(slice_rate(caller.pool, [&](int) { return peak(10000); }));
+    }
+  double best = 0, median = 0;
+  for (const auto& group : rates) {
+    const Rates r = summarise(group);
+    best += 1 / r.best, median += 1 / r.median;
+  }
+  const double flops = 4.0 * caches.g.head_dim * pairs * caches.g.n_head;
+  return {{flops / median, flops / best}, summarise(roofs)};
+}
+
+void measure(const Options& options, const Geometry& g, DType k, DType v, ThreadPool& pool,
+             ReadProbe& probe) {
+  std::string why;
+  const AttentionVariant* variant = find_attention(k, v, g.head_dim, options.isa, options.flash, &why);
+  if (!variant) fail(ErrorCode::kRefused, "{}", why);
+  std::printf("| %s | %s |", g.name, attention_name(*variant));
+  const Caches caches(g, k, v, options.depth, kCacheBytes, options.isa, pool);
+  Caller caller(pool, variant, g, kPrefillRows, options.depth);
+  print(measure_decode(options, caches, caller, probe));
+  for (int depth : {0, 3584})
+    if (depth + kPrefillRows <= options.depth) print(measure_prefill(options, caches, caller, depth));
+  Caches one(g, k, v, kPrefillRows, 1, options.isa, pool);
+  std::vector<double> rates;
+  for (int i = 0; i < 200; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    one.append(i % 8 * 64, i % 8 * 64 + 64);
+    rates.push_back(2.0 * 64 * g.n_kv * g.head_dim / seconds_since(start));
+  }
+  std::printf(" %.0f |\n", summarise(rates).best / 1e6);
+  std::fflush(stdout);
+}
+
+DType type_of(const std::string& name, formats::Role role) { return formats::require(name, role).type; }
+
+void run(const Options& options) {
+  ThreadPool pool(options.threads);
+  ReadProbe probe(pool, options.isa);
+  std::printf("threads %d, depth %d, %s; best (median) of slices\n\n", options.threads, options.depth,
+              cpu_name().c_str());
+  std::printf(
+      "| geometry | variant | decode GB/s | of read | prefill 512 GFLOP/s | of FMA peak | at 3584 GFLOP/s | "
+      "of FMA peak "
+      "| append Mvalues/s, 1 thread |\n|---|---|---|---|---|---|---|---|---|\n");
+  for (const Geometry& g : kGeometries)
+    for (const std::string& pair : options.pairs) {
+      const size_t slash = pair.find('/');
+      const std::string k = pair.substr(0, slash),
+                        v = slash == std::string::npos ? k : pair.substr(slash + 1);
+      measure(options, g, type_of(k, formats::kKeys), type_of(v, formats::kValues), pool, probe);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const auto value = [&] { return i + 1 < argc ? argv[++i] : ""; };
+    if (arg == "-t")
+      options.threads = std::atoi(value());
+    else if (arg == "-s")
+      options.seconds = std::atof(value());
+    else if (arg == "-d")
+      options.depth = std::atoi(value());
+    else if (arg == "--isa")
+      options.isa = find_isa(value()).value_or(best_isa());
+    else if (arg == "--plain")
+      options.flash = false;
+    else
+      options.pairs.push_back(arg);
+  }
+  if (options.pairs.empty()) options.pairs = {"f16", "q8_0", "q4_0"};
+  try {
+    run(options);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "attention: %s\n", error.what());
+    return int(error.code());
+  }
+  return 0;
+}

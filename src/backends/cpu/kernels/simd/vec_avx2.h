@@ -1,0 +1,99 @@
+// Float vectors of AVX2 with FMA and F16C; see vec_avx512.h. Include it only from *_avx2.cpp files.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "backends/cpu/kernels/simd/half_types.h"
+
+namespace kvasir::cpu::avx2 {
+
+struct Vec {
+  using F = __m256;
+  static constexpr int kN = 8;
+  static constexpr int kTileRows = 4;
+
+  static F zero() { return _mm256_setzero_ps(); }
+  static F set1(float x) { return _mm256_set1_ps(x); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load(const F16* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static F load(const BF16* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  static void store(F16* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F scale2(F a, F n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  }
+  static F if_less(F x, F y, F then, F otherwise) {
+    return _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps(x, y, _CMP_LT_OQ));
+  }
+  static F keep(F x, int lo, int hi, F fill) {
+    const __m256i lane = lanes();
+    const __m256i below = _mm256_cmpgt_epi32(iset1(hi), lane), before = _mm256_cmpgt_epi32(iset1(lo), lane);
+    return _mm256_blendv_ps(fill, x, _mm256_castsi256_ps(_mm256_andnot_si256(before, below)));
+  }
+  static float reduce_max(F x) {
+    const __m128 z = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 w = _mm_max_ps(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(_mm_max_ss(w, _mm_movehdup_ps(w)));
+  }
+  static float reduce_add(F x) {
+    const __m128 z = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 w = _mm_add_ps(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(_mm_add_ss(w, _mm_movehdup_ps(w)));
+  }
+
+  using I = __m256i;
+  static I izero() { return _mm256_setzero_si256(); }
+  static I iset1(int32_t x) { return _mm256_set1_epi32(x); }
+  static I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static I load_s8_wide16(const void* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static I load_u8_wide16(const void* p) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
+  static I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
+  static I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
+  template <int n>
+  static I shift_left32(I a) {
+    return _mm256_slli_epi32(a, n);
+  }
+  static I shift_right32(I a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+  static I shift_right_lanes(I a, int first) {
+    return _mm256_srlv_epi32(a, _mm256_add_epi32(lanes(), iset1(first)));
+  }
+  using Dot = __m256i;
+  static Dot dot_zero() { return _mm256_setzero_si256(); }
+  static Dot dot16(Dot acc, I a, I b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+  static I dot_sum(Dot acc) { return acc; }
+  static I mul_round15(I a, I b) { return _mm256_mulhrs_epi16(a, b); }
+  static void istore(void* p, I x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+  static void store_s16(int16_t* p, F x) {
+    const __m256i wide = _mm256_cvtps_epi32(x);
+    const __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow);
+  }
+  static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
+
+ private:
+  static I lanes() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+};
+
+}  // namespace kvasir::cpu::avx2

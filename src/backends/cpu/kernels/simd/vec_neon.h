@@ -1,0 +1,95 @@
+// Float vectors of aarch64; see vec_avx512.h. Include it only from *_neon.cpp files.
+#pragma once
+#include <arm_neon.h>
+
+#include <cstdint>
+
+#include "backends/cpu/kernels/simd/half_types.h"
+
+namespace kvasir::cpu::neon {
+
+struct Vec {
+  using F = float32x4_t;
+  static constexpr int kN = 4;
+  static constexpr int kTileRows = 6;
+
+  static F zero() { return vdupq_n_f32(0); }
+  static F set1(float x) { return vdupq_n_f32(x); }
+  static F load(const float* p) { return vld1q_f32(p); }
+  static F load(const F16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
+  static F load(const BF16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
+  static void store(float* p, F x) { vst1q_f32(p, x); }
+  static void store(F16* p, F x) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+  static F add(F a, F b) { return vaddq_f32(a, b); }
+  static F sub(F a, F b) { return vsubq_f32(a, b); }
+  static F mul(F a, F b) { return vmulq_f32(a, b); }
+  static F div(F a, F b) { return vdivq_f32(a, b); }
+  static F max(F a, F b) { return vmaxq_f32(a, b); }
+  static F abs(F a) { return vabsq_f32(a); }
+  static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static F round(F a) { return vrndnq_f32(a); }
+  static F scale2(F a, F n) {
+    const int32x4_t exponent = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
+    return vmulq_f32(a, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
+  }
+  static F if_less(F x, F y, F then, F otherwise) { return vbslq_f32(vcltq_f32(x, y), then, otherwise); }
+  static F keep(F x, int lo, int hi, F fill) {
+    const int32x4_t lane = lanes();
+    const uint32x4_t inside = vandq_u32(vcgeq_s32(lane, vdupq_n_s32(lo)), vcltq_s32(lane, vdupq_n_s32(hi)));
+    return vbslq_f32(inside, x, fill);
+  }
+  static float reduce_max(F x) { return vmaxvq_f32(x); }
+  static float reduce_add(F x) {
+    const float32x2_t y = vadd_f32(vget_low_f32(x), vget_high_f32(x));
+    return vget_lane_f32(y, 0) + vget_lane_f32(y, 1);
+  }
+
+  using I = int32x4_t;
+  static I izero() { return vdupq_n_s32(0); }
+  static I iset1(int32_t x) { return vdupq_n_s32(x); }
+  static I iload(const void* p) { return vreinterpretq_s32_u8(vld1q_u8(static_cast<const uint8_t*>(p))); }
+  static I load_s8_wide16(const void* p) {
+    return vreinterpretq_s32_s16(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p))));
+  }
+  static I load_u8_wide16(const void* p) {
+    return vreinterpretq_s32_u16(vmovl_u8(vld1_u8(static_cast<const uint8_t*>(p))));
+  }
+  static I bit_and(I a, I b) { return vandq_s32(a, b); }
+  static I bit_or(I a, I b) { return vorrq_s32(a, b); }
+  static I sub16(I a, I b) {
+    return vreinterpretq_s32_s16(vsubq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+  }
+  template <int n>
+  static I shift_left32(I a) {
+    return vshlq_n_s32(a, n);
+  }
+  static I shift_right32(I a, int n) { return right(a, vdupq_n_s32(n)); }
+  static I shift_right_lanes(I a, int first) { return right(a, vaddq_s32(lanes(), vdupq_n_s32(first))); }
+  // The two halves of a register apart, so that a pair is added once at the end.
+  struct Dot {
+    int32x4_t low, high;
+  };
+  static Dot dot_zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+  static Dot dot16(Dot acc, I a, I b) {
+    const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+    return {vmlal_s16(acc.low, vget_low_s16(x), vget_low_s16(y)), vmlal_high_s16(acc.high, x, y)};
+  }
+  static I dot_sum(Dot acc) { return vpaddq_s32(acc.low, acc.high); }
+  static I mul_round15(I a, I b) {
+    return vreinterpretq_s32_s16(vqrdmulhq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+  }
+  static void istore(void* p, I x) { vst1q_u8(static_cast<uint8_t*>(p), vreinterpretq_u8_s32(x)); }
+  static void store_s16(int16_t* p, F x) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(x))); }
+  static F to_float(I a) { return vcvtq_f32_s32(a); }
+
+ private:
+  static I lanes() {
+    static constexpr int32_t kLanes[4] = {0, 1, 2, 3};
+    return vld1q_s32(kLanes);
+  }
+  static I right(I a, I n) {
+    return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vnegq_s32(n)));
+  }
+};
+
+}  // namespace kvasir::cpu::neon
