@@ -1,34 +1,13 @@
 #include "engine/perplexity.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <vector>
 
 #include "base/error.h"
+#include "base/fast_exp.h"
 
 namespace kvasir::engine {
-
-namespace {
-
-// exp(x) for x <= 0, relative error below 3e-7; written so that the loop around it vectorises.
-inline float exp_nonpositive(float x) {
-  x = std::max(x, -87.0f);
-  const float shifted = x * 1.44269504f + 12582912.0f;  // rounds to an integer in the low mantissa bits
-  const float k = shifted - 12582912.0f;
-  const float r = (x - k * 0.693359375f) - k * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  return p * std::bit_cast<float>((std::bit_cast<int32_t>(shifted) + 127) << 23);
-}
-
-}  // namespace
 
 double log_probability(std::span<const float> logits, Token id) {
   constexpr size_t kBlock = 256;  // floats summed before the double accumulator takes over
@@ -41,8 +20,8 @@ double log_probability(std::span<const float> logits, Token id) {
     float lanes[8] = {};
     size_t i = begin;
     for (; i + 8 <= end; i += 8)
-      for (size_t j = 0; j < 8; ++j) lanes[j] += exp_nonpositive(logits[i + j] - top);
-    for (; i < end; ++i) lanes[0] += exp_nonpositive(logits[i] - top);
+      for (size_t j = 0; j < 8; ++j) lanes[j] += fast_exp(logits[i + j] - top);
+    for (; i < end; ++i) lanes[0] += fast_exp(logits[i] - top);
     for (float lane : lanes) sum += lane;
   }
   return double(logits[size_t(id)]) - top - std::log(sum);

@@ -147,6 +147,45 @@ TEST(Attention, SameBitsAcrossSpans) {
   expect_same_bits({DType::f16, DType::f16, 2, 2, 64}, 4200, 4100);
 }
 
+// A query that is not finite shows in its own row and head, for every type, and nowhere else.
+TEST(Attention, QueryThatIsNotFiniteIsNotHidden) {
+  for (const AttentionInfo& info : attention_variants()) {
+    const Shape s{info.k, info.v, 4, 1, 64};
+    const Cache cache(s, 40);
+    for (float bad : {std::nanf(""), INFINITY}) {
+      Queries queries(s, 38, 2);
+      queries.q[size_t(64 + 7)] = bad;  // row 0, head 1
+      const auto got = attend(info.variant, cache, queries, 2, 1);
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_EQ(std::isfinite(got[i]), i / 64 != 1) << attention_name(*info.variant) << " at " << i;
+    }
+  }
+}
+
+// One key holds nearly all the weight and the rest lie about the smallest 16-bit weight: the worst case of integer
+// mixing. What is lost stays below half a step, 2^-16, a key.
+TEST(Attention, IntegerMixingKeepsSmallWeights) {
+  for (const AttentionInfo& info : attention_variants()) {
+    if (!info.flash || info.k != DType::f32 || formats::require(info.v).block == 1) continue;
+    const Shape s{info.k, info.v, 1, 1, 64, 0, 1.0f};
+    Cache cache(s, 256);
+    for (float drop : {9.0f, 10.4f, 11.0f, 11.8f}) {
+      std::fill(cache.k.begin(), cache.k.end(), 0.0f);
+      for (int j = 1; j < 256; ++j) cache.k[size_t(j) * 64] = -drop;
+      cache.stored_k = cache.k;
+      ASSERT_EQ(cache.append(0, 256, info.isa), -1);
+      Queries queries(s, 255, 1);
+      std::fill(queries.q.begin(), queries.q.end(), 0.0f);
+      queries.q[0] = 1;
+      const auto got = attend(info.variant, cache, queries, 1, 1);
+      const auto want = reference(cache, queries);
+      float largest = 0;
+      for (float v : cache.stored_v) largest = std::max(largest, std::fabs(v));
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 255 * 0x1p-16 * largest);
+    }
+  }
+}
+
 TEST(Attention, BoundCoversEveryPlan) {
   std::mt19937 random(5);
   for (int trial = 0; trial < 3000; ++trial) {

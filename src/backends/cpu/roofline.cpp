@@ -38,11 +38,11 @@ double f32_scalar(int64_t n) {
 // Slices of `body(thread, round)` until `seconds` have passed; rates in 1e9 a second.
 template <class Body>
 Rates measure(ThreadPool& pool, double seconds, const Body& body) {
-  std::vector<double> rates;
+  std::vector<Slice> slices;
   const auto begin = Clock::now();
   for (int64_t round = 0; round < 5 || seconds_since(begin) < seconds; ++round)
-    rates.push_back(slice_rate(pool, [&](int thread) { return body(thread, round); }) / 1e9);
-  return summarise(std::move(rates));
+    slices.push_back(measure_slice(pool, [&](int thread) { return body(thread, round) / 1e9; }));
+  return summarise(slices);
 }
 
 // Rounds of a peak loop that take about a millisecond.
@@ -82,9 +82,9 @@ ReadProbe::ReadProbe(ThreadPool& pool, Isa isa) : pool_(pool), read_(roofline_ke
   pool.run([&](int thread) { std::memset(buffer_.data() + size_t(thread) * share_, 1, share_); });
 }
 
-double ReadProbe::slice() {
+Slice ReadProbe::measure() {
   const size_t offset = size_t(round_++) % (share_ / kSliceBytes) * kSliceBytes;
-  return slice_rate(pool_, [&](int thread) {
+  return measure_slice(pool_, [&](int thread) {
     sink_.fetch_xor(read_(buffer_.data() + size_t(thread) * share_ + offset, kSliceBytes),
                     std::memory_order_relaxed);
     return double(kSliceBytes);
@@ -94,10 +94,13 @@ double ReadProbe::slice() {
 Roofline measure_roofline(ThreadPool& pool, double seconds, Isa isa) {
   const RooflineKernels kernels = roofline_kernels(isa);
   ReadProbe probe(pool, isa);
-  std::vector<double> slices;
+  std::vector<Slice> slices;
   const auto begin = Clock::now();
-  while (slices.size() < 5 || seconds_since(begin) < seconds * 0.6) slices.push_back(probe.slice() / 1e9);
-  const Rates read = summarise(std::move(slices));
+  while (slices.size() < 5 || seconds_since(begin) < seconds * 0.6) {
+    slices.push_back(probe.measure());
+    slices.back().rate /= 1e9;
+  }
+  const Rates read = summarise(slices);
   const Rates int8 = measure_peak(pool, seconds * 0.2, kernels.int8);
   const Rates f32 = measure_peak(pool, seconds * 0.2, kernels.f32);
   return {read.median, read.best, int8.median, int8.best, f32.median, f32.best};

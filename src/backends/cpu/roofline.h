@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "backends/cpu/rate_meter.h"
 #include "base/aligned.h"
 #include "base/cpu_features.h"
 #include "base/thread_pool.h"
@@ -26,7 +27,8 @@ Roofline measure_roofline(ThreadPool& pool, double seconds, Isa isa = best_isa()
 class ReadProbe {
  public:
   ReadProbe(ThreadPool& pool, Isa isa = best_isa());
-  double slice();  // bytes/s of one slice of 32 MiB a thread
+  Slice measure();  // bytes/s of one slice of 32 MiB a thread
+  double slice() { return measure().rate; }
 
  private:
   ThreadPool& pool_;

@@ -184,12 +184,14 @@ void CpuExecutable::plan_memory() {
   }
   if (logits_op_) touch(logits_op_->in[0], int(phases_.size()));
   std::vector<Block> blocks;
+  const int n_tiles = (max_rows_ + kMaxTileRows - 1) / kMaxTileRows;
   for (size_t v = 0; v < n; ++v) {
     if (first[v] < 0) continue;
     const size_t bytes = size_t(width(ValueId(v))) * size_t(max_rows_) * sizeof(float);
     blocks.push_back({bytes, first[v], last[v], &value_data_[v], nullptr});
     if (quantized_at[v] >= 0)
-      blocks.push_back({quantized_bytes(width(ValueId(v)), max_rows_), quantized_at[v], last[v], nullptr, &quantized_[v]});
+      blocks.push_back({size_t(n_tiles) * quantized_bytes(width(ValueId(v)), kMaxTileRows), quantized_at[v], last[v], nullptr,
+                        &quantized_[v]});
   }
   std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.first < b.first; });
   struct Arena {

@@ -190,8 +190,12 @@ void CpuExecutable::run_phase(const Phase& phase, size_t index, int thread) {
 
 void CpuExecutable::run_rows(const Phase& phase, int begin, int end) {
   for (int index : phase.ops) run_row_op(graph_.ops[size_t(index)], begin, end);
+  // Laid out tile by tile: what one tile of a matmul reads lies together.
+  const int tile = begin / kMaxTileRows, first = tile * kMaxTileRows;
+  const int n = std::min(kMaxTileRows, n_rows(phase.rows) - first);
   for (graph::ValueId v : phase.quantize)
-    quantize_rows(isa_, data(v), width(v), width(v), n_rows(phase.rows), begin, end, quantized_[size_t(v)]);
+    quantize_rows(isa_, data(v) + int64_t(first) * width(v), width(v), width(v), n, begin - first, end - first,
+                  quantized_[size_t(v)] + size_t(tile) * quantized_bytes(width(v), kMaxTileRows));
 }
 
 void CpuExecutable::run_row_op(const Op& op, int begin, int end) {
@@ -302,24 +306,27 @@ void CpuExecutable::run_per_layer(const Op& op, int begin, int end) {
   }
 }
 
-Activations CpuExecutable::activations(const MatmulPart& part) const {
+Activations CpuExecutable::activations(const MatmulPart& part, int tile) const {
+  const int first = tile * kMaxTileRows;
   Activations x;
   x.form = activation_form(*part.w->variant);
-  x.n_rows = n_rows(graph_.values[size_t(part.in)].rows);
+  x.n_rows = std::min(kMaxTileRows, n_rows(graph_.values[size_t(part.in)].rows) - first);
   x.n_in = part.w->n_in;
-  x.f32 = data(part.in);
+  x.f32 = data(part.in) + int64_t(first) * width(part.in);
   x.stride = width(part.in);
-  x.packed = quantized_[size_t(part.in)];
+  if (const std::byte* packed = quantized_[size_t(part.in)])
+    x.packed = packed + size_t(tile) * quantized_bytes(width(part.in), kMaxTileRows);
   return x;
 }
 
-void CpuExecutable::matmul_block(const MatmulPart& part, int64_t panel, int row_begin, int n, int thread) {
+void CpuExecutable::matmul_block(const MatmulPart& part, int64_t panel, int tile, int thread) {
   Scratch& scratch = scratch_[size_t(thread)];
   float* acc = scratch.acc.as<float>();
-  const Activations x = activations(part);
-  matmul_tile(*part.w, x, part.panel + panel, row_begin, n, acc);
+  const Activations x = activations(part, tile);
+  const int row_begin = tile * kMaxTileRows, n = x.n_rows;
+  matmul_tile(*part.w, x, part.panel + panel, 0, n, acc);
   float* acc2 = scratch.acc2.as<float>();
-  if (part.gate_up) matmul_tile(*part.gate_up, x, part.panel + panel, row_begin, n, acc2);
+  if (part.gate_up) matmul_tile(*part.gate_up, x, part.panel + panel, 0, n, acc2);
   const int64_t column = panel * kPanelRows, out_width = width(part.out);
   const int n_columns = int(std::min<int64_t>(kPanelRows, out_width - column));
   const bool plain = part.act == graph::Activation::kNone && part.residual == kNone && n_columns == kPanelRows;
@@ -364,7 +371,7 @@ void CpuExecutable::run_matmul(const Phase& phase, TaskCounter& next, int thread
       const int tile_end = tile_outer ? tile_begin + 1 : n_tiles;
       for (int64_t panel = begin; panel < end; ++panel)
         for (int t = tile_begin; t < tile_end; ++t)
-          matmul_block(part, panel, t * kMaxTileRows, std::min(kMaxTileRows, n - t * kMaxTileRows), thread);
+          matmul_block(part, panel, t, thread);
     }
     first += n_tasks;
   }
@@ -377,10 +384,12 @@ std::span<const float> CpuExecutable::logits(int output_row) {
   if (output_row < logits_begin_ || output_row >= logits_end_) {
     const int capacity = int(logits_.size() / (size_t(n_vocab) * sizeof(float)));
     logits_begin_ = output_row / capacity * capacity;
+    // A chunk never crosses a tile: kMaxTileRows is a multiple of its size.
     logits_end_ = std::min(int(output_rows_.size()), logits_begin_ + capacity);
     const PackedMatrix& w = weights_[size_t(logits_op_->w[0])].matrix;
     const MatmulPart part{&w, nullptr, logits_op_->in[0], kNone, kNone, kNone, 0, graph::Activation::kNone, 0};
-    const Activations x = activations(part);
+    const int tile = logits_begin_ / kMaxTileRows, begin = logits_begin_ % kMaxTileRows;
+    const Activations x = activations(part, tile);
     constexpr int64_t kPanelsPerTask = 8;
     TaskCounter next;
     pool_.run([&](int thread) {
@@ -388,7 +397,7 @@ std::span<const float> CpuExecutable::logits(int output_row) {
       const int n = logits_end_ - logits_begin_;
       for (int64_t task = next.take(); task * kPanelsPerTask < w.n_panels(); task = next.take()) {
         for (int64_t p = task * kPanelsPerTask; p < std::min(w.n_panels(), (task + 1) * kPanelsPerTask); ++p) {
-          matmul_tile(w, x, p, logits_begin_, n, acc);
+          matmul_tile(w, x, p, begin, n, acc);
           const int columns = int(std::min<int64_t>(kPanelRows, n_vocab - p * kPanelRows));
           for (int i = 0; i < n; ++i) {
             float* out = logits_.as<float>() + int64_t(i) * n_vocab + p * kPanelRows;

@@ -75,8 +75,8 @@ class CpuExecutable final : public backends::Executable {
   void run_rope(const graph::Op& op, int begin, int end);
   void run_per_layer(const graph::Op& op, int begin, int end);
   void run_matmul(const Phase& phase, TaskCounter& next, int thread);
-  void matmul_block(const MatmulPart& part, int64_t panel, int row_begin, int n, int thread);
-  Activations activations(const MatmulPart& part) const;
+  void matmul_block(const MatmulPart& part, int64_t panel, int tile, int thread);
+  Activations activations(const MatmulPart& part, int tile) const;
   int n_rows(graph::RowSet set) const { return set == graph::RowSet::kAll ? n_all_ : int(output_rows_.size()); }
   const graph::Row* rows_of(graph::RowSet set) const {
     return set == graph::RowSet::kAll ? rows_.data() : out_rows_.data();

@@ -50,19 +50,22 @@ struct BlockProducer {
 
   static void pack_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
                          std::byte* packed) {
-    int16_t* out = codes_of(packed, head_dim, tile.row);
+    int32_t* out = reinterpret_cast<int32_t*>(codes_of(packed, head_dim, tile.row));
     for (int i = 0; i < tile.n; ++i) {
-      float most = 0;
-      for (int d = 0; d < head_dim; ++d) {
-        const float x = q[i][d] < 0 ? -q[i][d] : q[i][d];
-        most = x > most ? x : most;
+      F top = Vec::zero(), poison = Vec::zero();  // poison: NaN when a value is not finite, else 0
+      for (int d = 0; d < head_dim; d += n) {
+        const F x = Vec::load(q[i] + d);
+        top = Vec::max(top, Vec::abs(x));
+        poison = Vec::fma(x, Vec::zero(), poison);
       }
-      const float to_code = most > 0 ? 32767.0f / most : 0.0f;
-      scales_of(packed, head_dim)[tile.row + i] = most / 32767.0f * scale;
-      for (int d = 0; d < head_dim; ++d) {
-        const float x = q[i][d] * to_code;
-        out[(d / 2 * tile.n + i) * 2 + d % 2] = int16_t(x + (x < 0 ? -0.5f : 0.5f));
-      }
+      const float most = Vec::reduce_max(top);
+      const F to_code = Vec::set1(most > 1e-30f ? 32767.0f / most : 0.0f);
+      scales_of(packed, head_dim)[tile.row + i] = most / 32767.0f * scale + Vec::reduce_add(poison);
+      alignas(64) int32_t pairs[kMaxHeadDim / 2];
+      int16_t* codes = reinterpret_cast<int16_t*>(pairs);
+      for (int d = 0; d < head_dim; d += n) Vec::store_s16(codes + d, Vec::mul(Vec::load(q[i] + d), to_code));
+      for (int pair = 0; pair < head_dim / 2; ++pair)
+        __builtin_memcpy(out + pair * tile.n + i, codes + pair * 2, sizeof(int32_t));
     }
   }
 

@@ -1,8 +1,8 @@
 // The one body of the row-wise kernels, compiled once an ISA by auto-vectorisation: each elementwise_*.cpp includes it into
 // an unnamed namespace, so that no two ISAs share a symbol.
-#include <bit>
 #include <cmath>
-#include <cstdint>
+
+#include "base/fast_exp.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -24,27 +24,9 @@ inline float inverse_rms(const float* x, int n, float eps) {
   return 1.0f / std::sqrt(tree_sum(lanes) / float(n) + eps);
 }
 
-// exp(x) for x in [-87, 88], relative error about 2e-7; x outside is clamped.
-inline float exp_poly(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
-  const float shifted = x * 1.44269504f + 12582912.0f;  // round to an integer in the low mantissa bits
-  const float k = shifted - 12582912.0f;
-  const float r = (x - k * 0.693359375f) - k * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const int32_t exponent = (std::bit_cast<int32_t>(shifted) + 127) << 23;
-  return p * std::bit_cast<float>(exponent);
-}
-
 inline float gelu_tanh(float x) {
   const float u = 0.7978845608f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + exp_poly(-2.0f * u));
+  return x / (1.0f + fast_exp(-2.0f * u));
 }
 
 inline void rms_norm(const float* x, const float* w, const float* residual, float scale, float eps, int n, float* out) {
@@ -81,7 +63,7 @@ inline void gelu_mul(const float* x, const float* y, int n, float* out) {
 inline void softcap(float* x, int n, float cap) {
   const float inverse = 1.0f / cap;
   for (int i = 0; i < n; ++i) {
-    const float e = exp_poly(-2.0f * std::fabs(x[i] * inverse));
+    const float e = fast_exp(-2.0f * std::fabs(x[i] * inverse));
     x[i] = std::copysign(cap * ((1.0f - e) / (1.0f + e)), x[i]);
   }
 }
