@@ -83,15 +83,14 @@ struct Input {
   }
 };
 
-// Runs panels [begin, begin + n) of w on the team; returns panels/s. A tile of 128 rows has its own
-// activations.
-double run_panels(ThreadPool& pool, const PackedMatrix& w, const std::vector<Input>& inputs, int64_t begin,
-                  int64_t n) {
-  TaskCounter counter;
-  return slice_rate(pool, [&](int) {
+// Runs panels [begin, begin + n) of w, every thread its share; the rate is panels/s. A tile of 128 rows has
+// its own activations.
+Slice run_panels(ThreadPool& pool, const PackedMatrix& w, const std::vector<Input>& inputs, int64_t begin,
+                 int64_t n) {
+  return measure_slice(pool, [&](int thread) {
     alignas(64) float acc[kMaxTileRows * kPanelRows];
     double done = 0;
-    for (int64_t i = counter.take(); i < n; i = counter.take(), ++done)
+    for (int64_t i = thread; i < n; i += pool.size(), ++done)
       for (const Input& input : inputs)
         matmul_tile(w, input.view, (begin + i) % w.n_panels(), 0, input.view.n_rows, acc);
     return done;
@@ -99,12 +98,12 @@ double run_panels(ThreadPool& pool, const PackedMatrix& w, const std::vector<Inp
 }
 
 struct Figure {
-  Rates rate, roof;
+  CleanRates rate, roof;
 };
 
 template <class Work, class Roof>
 Figure alternate(double seconds, const Work& work, const Roof& roof) {
-  std::vector<double> rates, roofs;
+  std::vector<Slice> rates, roofs;
   const auto begin = std::chrono::steady_clock::now();
   while (rates.size() < 5 || seconds_since(begin) < seconds) rates.push_back(work()), roofs.push_back(roof());
   return {summarise(rates), summarise(roofs)};
@@ -114,11 +113,13 @@ Figure measure_decode(ThreadPool& pool, ReadProbe& probe, const PackedMatrix& w,
   std::vector<Input> inputs;
   inputs.emplace_back(*w.variant, isa, w.n_in, 1);
   const size_t panel_bytes = packed_bytes(*w.variant, w.n_in, kPanelRows);
-  const int64_t n = int64_t((size_t(32) << 20) * pool.size() / panel_bytes);
+  const int64_t n = int64_t((size_t(32) << 20) / panel_bytes) * pool.size();
   int64_t at = 0;
-  return alternate(
-      seconds, [&] { return run_panels(pool, w, inputs, (at += n) - n, n) * double(panel_bytes); },
-      [&] { return probe.slice(); });
+  const auto work = [&] {
+    const Slice slice = run_panels(pool, w, inputs, (at += n) - n, n);
+    return Slice{slice.rate * double(panel_bytes), slice.busy};
+  };
+  return alternate(seconds, work, [&] { return probe.measure(); });
 }
 
 Figure measure_prefill(ThreadPool& pool, const PackedMatrix& w, Isa isa, double seconds) {
@@ -129,24 +130,29 @@ Figure measure_prefill(ThreadPool& pool, const PackedMatrix& w, Isa isa, double 
   const bool int8 = activation_form(*w.variant) == ActivationForm::kInt8;
   const RooflineKernels kernels = roofline_kernels(isa);
   const auto loop = int8 && kernels.int8 ? kernels.int8 : kernels.f32;
-  const int64_t rounds = int64_t(20000),
-                n = std::max<int64_t>(pool.size(), int64_t(1e9 / panel_ops) * pool.size());
+  const int64_t rounds = 300000,  // about a millisecond, like a slice of work
+      n = std::max<int64_t>(1, int64_t(1e9 / panel_ops)) * pool.size();
   int64_t at = 0;
-  return alternate(
-      seconds, [&] { return run_panels(pool, w, inputs, (at += n) - n, n) * panel_ops; },
-      [&] { return slice_rate(pool, [&](int) { return loop(rounds); }); });
+  const auto work = [&] {
+    const Slice slice = run_panels(pool, w, inputs, (at += n) - n, n);
+    return Slice{slice.rate * panel_ops, slice.busy};
+  };
+  return alternate(seconds, work, [&] { return measure_slice(pool, [&](int) { return loop(rounds); }); });
 }
 
 // Rates over several shapes: total work over the sum of times.
 struct Sum {
   double work = 0, time_best = 0, time_median = 0, roof_time_best = 0, roof_time_median = 0;
+  bool contended = false;
   void add(double amount, const Figure& f) {
     work += amount, time_best += amount / f.rate.best, time_median += amount / f.rate.median;
     roof_time_best += amount / f.roof.best, roof_time_median += amount / f.roof.median;
+    contended |= f.rate.contended || f.roof.contended;
   }
   void print() const {
-    std::printf(" %.1f (%.1f) | %.0f %% (%.0f %%) |", work / time_best / 1e9, work / time_median / 1e9,
-                100 * roof_time_best / time_best, 100 * roof_time_median / time_median);
+    std::printf(" %.1f (%.1f) | %.0f %% (%.0f %%)%s |", work / time_best / 1e9, work / time_median / 1e9,
+                100 * roof_time_best / time_best, 100 * roof_time_median / time_median,
+                contended ? " contended" : "");
   }
 };
 
