@@ -2,7 +2,7 @@
 //   decode   one row, weights streamed from at least 512 MiB; GB/s and share of the read bandwidth
 //   prefill  512 rows; GOP/s (2 a multiply-add) and share of the int8 peak (f32 peak for float types)
 // for the row lengths of Gemma 4 E2B. Read slices alternate with decode slices, peak slices with prefill
-// slices.
+// slices; slices in which another program held a core are dropped.
 //   matmul [-t threads] [-s seconds a figure] [--isa NAME] [type ...]
 #include "backends/cpu/kernels/matmul/matmul.h"
 
