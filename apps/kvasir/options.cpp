@@ -74,6 +74,7 @@ namespace {
 // Weights are copied into the layout the kernels read; lookup tables stay in the file's mapping.
 void require_weights_fit(const std::string& path) {
   const auto file = gguf::File::open(path);
+  gguf::read_model_config(*file);  // what cannot run is refused for that, not for its size
   uint64_t need = 0;
   for (const gguf::TensorInfo& tensor : file->tensors())
     if (!tensor.name.starts_with("per_layer_token_embd")) need += tensor.data.size();
