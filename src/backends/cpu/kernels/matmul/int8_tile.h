@@ -52,13 +52,13 @@ struct ActivationRows {
 template <class V, class W>
 struct Unpack {
   using Bytes = typename V::Bytes;
-  static constexpr CodeForm kForm = V::code_form(W::kOffset, W::kTable ? 8 : W::kBits);
+  static constexpr CodeForm kForm = V::code_form(W::kOffset, W::kHasTable ? 8 : W::kBits);
   static constexpr int kOffset = kForm == CodeForm::kTop128   ? 128
                                  : kForm == CodeForm::kSigned ? 0
                                                               : W::kOffset;
   using Kind = SumKind<kForm, kOffset, W::kMin, W::kHalves>;
   // Top-aligned codes carry a factor 2^kShift, taken out of the scale (exact).
-  static constexpr int kShift = kForm == CodeForm::kTop128 && W::kTable == nullptr ? 8 - W::kBits : 0;
+  static constexpr int kShift = kForm == CodeForm::kTop128 && !W::kHasTable ? 8 - W::kBits : 0;
   // The planes are the image already.
   static constexpr bool kDirect = W::kBits == 8 && kForm == CodeForm::kTop128;
 
@@ -66,7 +66,7 @@ struct Unpack {
   template <int z>
   [[gnu::always_inline]] static Bytes codes(const std::byte* planes, int offset) {
     Bytes code = load_codes<V, W::kLow, W::kHigh, kShift, z>(planes, offset);
-    if constexpr (W::kTable != nullptr) code = V::lookup(W::kTable, code);
+    if constexpr (W::kHasTable) code = V::lookup(W::kTable, code);
     if constexpr (kForm == CodeForm::kSigned && W::kOffset != 0) code = V::sub_bytes(code, W::kOffset);
     return code;
   }

@@ -17,6 +17,7 @@ struct WeightLayout<DType::iq4_nl> : QuantisedLayout<1, 18, 4, 0, 0, 64> {
   static constexpr int kOffset = 128;
   static constexpr bool kMin = false, kHalves = false;
   static constexpr const uint8_t* kTable = Iq4Levels::kLevels;
+  static constexpr bool kHasTable = true;
 
   template <class V>
   [[gnu::always_inline]] static void scales(const std::byte* unit, int, int lane, Scales<V>& out) {
@@ -34,6 +35,7 @@ struct WeightLayout<DType::iq4_xs> : QuantisedLayout<8, 136, 4, 0, 256, 0> {
   static constexpr int kOffset = 128;
   static constexpr bool kMin = false, kHalves = false;
   static constexpr const uint8_t* kTable = Iq4Levels::kLevels;
+  static constexpr bool kHasTable = true;
 
   template <class V>
   [[gnu::always_inline]] static void scales(const std::byte* unit, int j, int lane, Scales<V>& out) {

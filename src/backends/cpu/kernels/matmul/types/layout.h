@@ -49,6 +49,7 @@ struct QuantisedLayout {
   static_assert(kHeader + kUnitBlocks * kBlockBytes == kUnitBytes);
   // Types with a table override this: code -> code to multiply with.
   static constexpr const uint8_t* kTable = nullptr;
+  static constexpr bool kHasTable = false;  // g++ 12 with sanitizers cannot compare the pointer in a constant
 };
 
 // A table of n vectors of 32 six-bit numbers in 24 n bytes: vectors 0 .. 3n/4 - 1 in the low bits of 32 bytes
