@@ -23,16 +23,18 @@ Loudness loudness(const Args& args) {
 
 namespace {
 
-// Beside an installed program, or in the source tree that it was built from.
+// Beside an installed program (which may carry the small file only), or in the source tree that it was built
+// from.
 std::string test_model() {
-  constexpr std::string_view kName = "tiny-gemma4-f16.gguf";
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  const fs::path installed = (program.parent_path() / KVASIR_RELATIVE_MODEL_DIR / kName).lexically_normal();
-  const fs::path built = fs::path(KVASIR_DEFAULT_MODEL_DIR) / kName;
-  for (const fs::path& path : {installed, built})
-    if (fs::exists(path, error)) return path.string();
-  fail(ErrorCode::kBadFile, "no -m given, and the test model is neither at {} nor at {}; give -m MODEL.gguf",
+  const fs::path installed = (program.parent_path() / KVASIR_RELATIVE_MODEL_DIR).lexically_normal();
+  const fs::path built = KVASIR_DEFAULT_MODEL_DIR;
+  for (const fs::path& folder : {installed, built})
+    for (std::string_view name : {"tiny-gemma4-f16.gguf", "tiny-gemma4-q8_0.gguf"})
+      if (fs::exists(folder / name, error)) return (folder / name).string();
+  fail(ErrorCode::kBadFile,
+       "no -m given, and no test model tiny-gemma4-f16.gguf or -q8_0.gguf in {} or {}; give -m MODEL.gguf",
        installed.string(), built.string());
 }
 
