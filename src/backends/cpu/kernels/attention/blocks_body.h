@@ -37,20 +37,20 @@ struct BlockProducer {
   static constexpr int n = Vec::kN;
   static constexpr bool kNibbles = kForm.codes == 16;
 
-  // Packed query: int16 pairs [head_dim / 2][tile.n] a tile, then the scale of each row.
-  static size_t query_bytes(int head_dim) {
-    return size_t(kBlockRows) * (head_dim * sizeof(int16_t) + sizeof(float));
+  // Packed query: int16 codes of a row together, then the scale of each row.
+  static constexpr int kCodeStride = kMaxHeadDim + 32;
+  static size_t query_bytes(int) {
+    return size_t(kBlockRows) * (kCodeStride * sizeof(int16_t) + sizeof(float));
   }
-  static int16_t* codes_of(std::byte* packed, int head_dim, int row) {
-    return reinterpret_cast<int16_t*>(packed) + size_t(row) * head_dim;
+  static int16_t* codes_of(std::byte* packed, int row) {
+    return reinterpret_cast<int16_t*>(packed) + size_t(row) * kCodeStride;
   }
-  static float* scales_of(std::byte* packed, int head_dim) {
-    return reinterpret_cast<float*>(packed + size_t(kBlockRows) * head_dim * sizeof(int16_t));
+  static float* scales_of(std::byte* packed) {
+    return reinterpret_cast<float*>(packed + size_t(kBlockRows) * kCodeStride * sizeof(int16_t));
   }
 
   static void pack_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
                          std::byte* packed) {
-    int32_t* out = reinterpret_cast<int32_t*>(codes_of(packed, head_dim, tile.row));
     for (int i = 0; i < tile.n; ++i) {
       F top = Vec::zero(), poison = Vec::zero();  // poison: NaN when a value is not finite, else 0
       for (int d = 0; d < head_dim; d += n) {
@@ -60,12 +60,9 @@ struct BlockProducer {
       }
       const float most = Vec::reduce_max(top);
       const F to_code = Vec::set1(most > 1e-30f ? 32767.0f / most : 0.0f);
-      scales_of(packed, head_dim)[tile.row + i] = most / 32767.0f * scale + Vec::reduce_add(poison);
-      alignas(64) int32_t pairs[kMaxHeadDim / 2];
-      int16_t* codes = reinterpret_cast<int16_t*>(pairs);
+      scales_of(packed)[tile.row + i] = most / 32767.0f * scale + Vec::reduce_add(poison);
+      int16_t* codes = codes_of(packed, tile.row + i);
       for (int d = 0; d < head_dim; d += n) Vec::store_s16(codes + d, Vec::mul(Vec::load(q[i] + d), to_code));
-      for (int pair = 0; pair < head_dim / 2; ++pair)
-        __builtin_memcpy(out + pair * tile.n + i, codes + pair * 2, sizeof(int32_t));
     }
   }
 
@@ -82,6 +79,12 @@ struct BlockProducer {
     return Vec::sub16(x, Vec::iset1(Codes::kOffset * 0x00010001));
   }
 
+  static int32_t load_pair(const int16_t* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof(pair));
+    return pair;
+  }
+
   static I load_keys(const std::byte* p) {
     if constexpr (kNibbles)
       return Vec::load_u8_wide16(p);
@@ -92,7 +95,7 @@ struct BlockProducer {
   // Adds one block of dimensions to the scores of kRows rows and 2n keys.
   template <int kRows>
   static void score_block(const std::byte* codes, const std::byte* high, const std::byte* scales,
-                          const int32_t* query, bool first_block, const Streams& next, int line,
+                          const int16_t* query, bool first_block, const Streams& next, int line,
                           float* scores) {
     typename Vec::Dot acc[kRows][2];
 #pragma GCC unroll 16
@@ -105,10 +108,10 @@ struct BlockProducer {
         const int pair = c + 8 * part;
         const I k0 = unpack_keys(bytes[0], part, pair, high),
                 k1 = unpack_keys(bytes[1], part, pair, high + 4 * n);
-        const int32_t* q = query + pair * kRows;
+        const int16_t* q = query + pair * 2;
 #pragma GCC unroll 16
         for (int i = 0; i < kRows; ++i) {
-          const I x = Vec::iset1(q[i]);
+          const I x = Vec::iset1(load_pair(q + i * kCodeStride));
           acc[i][0] = Vec::dot16(acc[i][0], x, k0);
           acc[i][1] = Vec::dot16(acc[i][1], x, k1);
         }
@@ -128,7 +131,7 @@ struct BlockProducer {
 
   template <int kRows>
   struct Score {
-    static void call(const ScoreTask& task, const int32_t* query, const float* row_scales,
+    static void call(const ScoreTask& task, const int16_t* query, const float* row_scales,
                      const Streams& next, float* scores) {
       const int n_blocks = task.head_dim / 32;
       const size_t first_slot = size_t(task.group) * n_blocks * 32;
@@ -137,8 +140,8 @@ struct BlockProducer {
           const size_t slot = first_slot + size_t(b) * 32;
           score_block<kRows>(task.keys + slot * kForm.codes + key * 2,
                              task.keys + kForm.high_plane(task.head_dim) + (slot + key) * 4,
-                             task.keys + kForm.scale_plane(task.head_dim) + (slot + key) * 2,
-                             query + b * 16 * kRows, b == 0, next, b * kForm.codes / 2, scores + key);
+                             task.keys + kForm.scale_plane(task.head_dim) + (slot + key) * 2, query + b * 32,
+                             b == 0, next, b * kForm.codes / 2, scores + key);
         }
       for (int i = 0; i < kRows; ++i)
         for (int key = 0; key < kGroupKeys; key += n) {
@@ -154,9 +157,8 @@ struct BlockProducer {
     std::byte* packed = const_cast<std::byte*>(task.query);
     for (int t = 0; t < task.n_tiles; ++t) {
       const RowTile& tile = task.tiles[t];
-      const int32_t* q = reinterpret_cast<const int32_t*>(codes_of(packed, task.head_dim, tile.row));
-      by_rows<Score, Vec::kTileRows>(tile.n, task, q,
-                                     static_cast<const float*>(scales_of(packed, task.head_dim) + tile.row),
+      const int16_t* q = codes_of(packed, tile.row);
+      by_rows<Score, Vec::kTileRows>(tile.n, task, q, static_cast<const float*>(scales_of(packed) + tile.row),
                                      next, task.scores + tile.row * kChunk);
       next = still(task.keys + task.group * group_codes);
     }
@@ -199,9 +201,7 @@ struct BlockProducer {
             const I v0 = load_values(codes, high, first), v1 = load_values(codes, high, first + n);
 #pragma GCC unroll 16
             for (int i = 0; i < kRows; ++i) {
-              int32_t pair;
-              __builtin_memcpy(&pair, w + i * kChunk, sizeof(pair));
-              const I x = Vec::iset1(pair);
+              const I x = Vec::iset1(load_pair(w + i * kChunk));
               acc[i][0] = Vec::dot16(acc[i][0], x, v0);
               acc[i][1] = Vec::dot16(acc[i][1], x, v1);
             }

@@ -10,14 +10,19 @@ namespace {
 constexpr int kPage = graph::kPageTokens;
 constexpr int kSlice = 32;  // dimensions a value slice holds
 
-// Query rows of a tile interleaved by dimension, [head_dim][tile.n], in order of tiles.
-inline size_t float_query_bytes(int head_dim) { return sizeof(float) * size_t(kBlockRows) * head_dim; }
+// Query rows apart by a constant, so that a tile addresses all of them from one register; the odd line keeps
+// rows out of each other's cache sets.
+constexpr int kQueryStride = kMaxHeadDim + 16;
 
-inline void pack_float_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
-                             std::byte* packed) {
-  float* out = reinterpret_cast<float*>(packed) + size_t(tile.row) * head_dim;
-  for (int i = 0; i < tile.n; ++i)
-    for (int d = 0; d < head_dim; ++d) out[d * tile.n + i] = q[i][d] * scale;
+inline size_t float_query_bytes(int) { return sizeof(float) * size_t(kBlockRows) * kQueryStride; }
+
+template <typename Vec>
+void pack_float_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
+                      std::byte* packed) {
+  float* out = reinterpret_cast<float*>(packed) + size_t(tile.row) * kQueryStride;
+  for (int i = 0; i < tile.n; ++i, out += kQueryStride)
+    for (int d = 0; d < head_dim; d += Vec::kN)
+      Vec::store(out + d, Vec::mul(Vec::load(q[i] + d), Vec::set1(scale)));
 }
 
 // Where the next bytes to be read lie. Four streams, because one core's prefetches reach the memory's rate
@@ -69,12 +74,12 @@ void score_tile(const T* keys, const float* query, int head_dim, Streams next, f
     const float* q = query;
     for (int d = 0; d < head_dim; d += 4) {
 #pragma GCC unroll 4
-      for (int step = 0; step < 4; ++step, k += kGroupKeys, q += kRows) {
+      for (int step = 0; step < 4; ++step, k += kGroupKeys, ++q) {
         prefetch(next, d + step, kGroupKeys * sizeof(T));
         const auto k0 = Vec::load(k), k1 = Vec::load(k + n);
 #pragma GCC unroll 16
         for (int i = 0; i < kRows; ++i) {
-          const auto x = Vec::set1(q[i]);
+          const auto x = Vec::set1(q[i * kQueryStride]);
           acc[i][0] = Vec::fma(x, k0, acc[i][0]);
           acc[i][1] = Vec::fma(x, k1, acc[i][1]);
         }
@@ -201,7 +206,7 @@ struct PlainProducer {
   static void score_tiles(const ScoreTask& task, const U* keys, Streams next) {
     for (int t = 0; t < task.n_tiles; ++t) {
       const RowTile& tile = task.tiles[t];
-      const float* q = reinterpret_cast<const float*>(task.query) + size_t(tile.row) * task.head_dim;
+      const float* q = reinterpret_cast<const float*>(task.query) + size_t(tile.row) * kQueryStride;
       by_rows<Of<U>::template Score, Vec::kTileRows>(tile.n, keys, q, task.head_dim, next,
                                                      task.scores + tile.row * kChunk);
       next = still(keys);  // only the first tile waits for memory
@@ -264,7 +269,7 @@ struct PlainProducer {
 
 template <typename Vec, typename T>
 constexpr KeyProducer plain_keys(DType type) {
-  return {type, float_query_bytes, pack_float_query, PlainProducer<Vec, T>::score};
+  return {type, float_query_bytes, pack_float_query<Vec>, PlainProducer<Vec, T>::score};
 }
 
 template <typename Vec, typename T>
