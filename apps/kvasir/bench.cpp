@@ -52,7 +52,7 @@ std::vector<engine::KvTypes> kv_pairs(const Args& args) {
       const auto names = split(pair, '/');
       for (const std::string& name : names)
         if (names.size() != 2 || !formats::find(name))
-          fail(ErrorCode::kUsage, "-ctkv {}: must be K/V, two of: {}", pair, formats::names(formats::kKeys));
+          fail(ErrorCode::kUsage, "-ctkv {}: must be K/V, two of: {}", pair, cache_types_text());
       pairs.push_back(
           {.k = kv_type(names[0], true), .v = kv_type(names[1], false), .k_sliding = {}, .v_sliding = {}});
     }

@@ -1,13 +1,21 @@
 // kvasir formats: every storage type of this build.
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "command.h"
 #include "console.h"
 #include "formats/format.h"
+#include "formats/ruler.h"
 #include "options.h"
 
 namespace kvasir::app {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kHeadDims[] = {64, 128, 256, 512};
+constexpr int kShownHeadDim = 256;  // for figures of a head-wide type that depend on the head size
 
 std::vector<std::string> roles(const formats::Format& format) {
   std::vector<std::string> names;
@@ -17,27 +25,82 @@ std::vector<std::string> roles(const formats::Format& format) {
   return names;
 }
 
-int formats_list(const Args& args) {
-  if (args.on("json")) {
-    nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const formats::Format& format : formats::all())
-      list.push_back({{"name", format.name},
-                      {"id", uint32_t(format.type)},
-                      {"bits_per_value", format.bits_per_value()},
-                      {"block", format.block},
-                      {"block_bytes", format.block_bytes},
-                      {"roles", roles(format)},
-                      {"backends", {"cpu"}},
-                      {"ruler", nlohmann::ordered_json::array()}});
-    print(list.dump(2) + "\n");
-  } else {
-    print(fmt::format("{:<10}{:>4}{:>12}{:>8}{:>8}  {}\n", "name", "id", "bits/value", "block", "bytes",
-                      "holds"));
-    for (const formats::Format& format : formats::all())
-      print(fmt::format("{:<10}{:>4}{:>12.4g}{:>8}{:>8}  {}\n", format.name, uint32_t(format.type),
-                        format.bits_per_value(), format.block, format.block_bytes,
-                        fmt::join(roles(format), ", ")));
+bool for_cache(const formats::Format& format) {
+  return format.has_role(formats::kKeys) || format.has_role(formats::kValues);
+}
+
+Json backends_of(const formats::Format& format) {
+  const backends::Caps& caps = backend_caps();
+  Json list = Json::array();
+  if (std::ranges::count(caps.weight_types, format.type) || std::ranges::count(caps.kv_types, format.type))
+    list.push_back(caps.name);
+  return list;
+}
+
+Json ruler_json(const formats::Format& format) {
+  Json rows = Json::array();
+  if (!for_cache(format)) return rows;
+  for (int head_dim : kHeadDims) {
+    const formats::Ruler r = formats::ruler(format, head_dim);
+    rows.push_back({{"head_dim", head_dim},
+                    {"bits_per_value", r.bits_per_value},
+                    {"nmse", r.nmse},
+                    {"theory", r.theory},
+                    {"bits_lost", std::isnan(r.bits_lost) ? Json() : Json(r.bits_lost)}});
   }
+  return rows;
+}
+
+void print_json(bool with_ruler) {
+  Json list = Json::array();
+  for (const formats::Format& format : formats::all())
+    list.push_back({{"name", format.name},
+                    {"id", uint32_t(format.type)},
+                    {"bits_per_value", format.bits_per_value(kShownHeadDim)},
+                    {"block", format.block},
+                    {"block_bytes", format.block_bytes},
+                    {"row_extra_bytes", format.row_extra},
+                    {"roles", roles(format)},
+                    {"backends", backends_of(format)},
+                    {"ruler", with_ruler ? ruler_json(format) : Json::array()}});
+  print(list.dump(2) + "\n");
+}
+
+void print_list() {
+  print(fmt::format("{:<10}{:>4}{:>12}{:>8}{:>8}  {}\n", "name", "id", "bits/value", "block", "bytes",
+                    "holds"));
+  for (const formats::Format& format : formats::all()) {
+    const std::string bits =
+        format.head_wide()
+            ? fmt::format("{}+{}/d", 8 * format.block_bytes / format.block, 8 * format.row_extra)
+            : fmt::format("{:.4g}", format.bits_per_value(format.block));
+    print(fmt::format("{:<10}{:>4}{:>12}{:>8}{:>8}  {}{}\n", format.name, uint32_t(format.type), bits,
+                      format.block, format.block_bytes, fmt::join(roles(format), ", "),
+                      backends_of(format).empty() ? " (codec only: no backend runs it yet)" : ""));
+  }
+}
+
+void print_ruler() {
+  print(fmt::format("{:<10}{:>10}{:>12}{:>12}{:>12}{:>11}\n", "name", "head size", "bits/value", "nmse",
+                    "theory", "bits lost"));
+  for (const formats::Format& format : formats::all()) {
+    if (!for_cache(format)) continue;
+    for (int head_dim : kHeadDims) {
+      const formats::Ruler r = formats::ruler(format, head_dim);
+      print(fmt::format("{:<10}{:>10}{:>12.5g}{:>12.4g}{:>12.4g}{:>11}\n", format.name, head_dim,
+                        r.bits_per_value, r.nmse, r.theory,
+                        std::isnan(r.bits_lost) ? "-" : fmt::format("{:.3f}", r.bits_lost)));
+    }
+  }
+}
+
+int formats_list(const Args& args) {
+  if (args.on("json"))
+    print_json(args.on("ruler"));
+  else if (args.on("ruler"))
+    print_ruler();
+  else
+    print_list();
   flush_out();
   return 0;
 }
@@ -51,8 +114,14 @@ Command formats_command() {
   command.usage = "[options]";
   command.description =
       "Lists the types that weights, keys and values can have. docs/formats.md describes their bytes.";
-  command.flags = {json_flag(), help_flag()};
-  command.examples = {{"kvasir formats --json", "the list for programs"}};
+  command.flags = {
+      {.names = "--ruler",
+       .help = "the error of each KV type at each head size on Gaussian values, and the bits it loses "
+               "against the best code there can be: rate - log2(1 / error) / 2, scales counted"},
+      json_flag(),
+      help_flag()};
+  command.examples = {{"kvasir formats --json", "the list for programs"},
+                      {"kvasir formats --ruler", "how close each KV type comes to the limit"}};
   command.run = formats_list;
   return command;
 }

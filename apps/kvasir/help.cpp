@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "command.h"
-#include "formats/format.h"
+#include "options.h"
 
 namespace kvasir::app {
 namespace {
@@ -55,7 +55,7 @@ std::vector<std::string> known_values(const Flag& flag) {
   if (flag.kind == Kind::kChoice) return split(flag.choices, ' ');
   if (flag.kind == Kind::kOnOff) return {"on", "off", "auto"};
   if (flag.kind == Kind::kKvType || flag.kind == Kind::kKvTypes)
-    return split(formats::names(formats::kKeys), ' ');
+    return cache_type_names();
   return {};
 }
 

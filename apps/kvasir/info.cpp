@@ -79,13 +79,15 @@ Info read_info(const std::string& path, const std::vector<int>& asked_contexts) 
   return info;
 }
 
-// Every type that can hold keys and values, widest first.
+// Every type that this program's backend can keep keys and values in, widest first.
 std::vector<const formats::Format*> cache_types() {
   std::vector<const formats::Format*> types;
-  for (const formats::Format& format : formats::all())
+  for (DType type : backend_caps().kv_types) {
+    const formats::Format& format = formats::require(type);
     if (format.has_role(formats::kKeys) && format.has_role(formats::kValues)) types.push_back(&format);
+  }
   std::ranges::stable_sort(types, std::greater<>(),
-                           [](const formats::Format* f) { return f->bits_per_value(); });
+                           [](const formats::Format* f) { return f->bits_per_value(256); });
   return types;
 }
 
@@ -96,7 +98,7 @@ std::vector<graph::KvSpec> with_type(std::vector<graph::KvSpec> caches, const fo
 
 bool usable(const std::vector<graph::KvSpec>& caches, const formats::Format& format) {
   return std::ranges::all_of(
-      caches, [&](const graph::KvSpec& cache) { return cache.head_dim % int(format.block) == 0; });
+      caches, [&](const graph::KvSpec& cache) { return format.takes(cache.head_dim); });
 }
 
 uint64_t bytes_at(const Info& info, const formats::Format& format, int n_ctx) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <random>
 
+#include "backends/registry/registry.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "formats/format.h"
@@ -106,8 +107,26 @@ std::shared_ptr<engine::Model> load_model(const Args& args) {
   return load_model(model_path(args), thread_count(args), loudness(args));
 }
 
+const backends::Caps& backend_caps() {
+  static const backends::Caps caps = backends::create_backend("cpu", 1)->caps();
+  return caps;
+}
+
+std::vector<std::string> cache_type_names() {
+  std::vector<std::string> names;
+  for (DType type : backend_caps().kv_types) names.emplace_back(formats::require(type).name);
+  return names;
+}
+
+std::string cache_types_text() { return fmt::format("{}", fmt::join(cache_type_names(), " ")); }
+
 DType kv_type(std::string_view name, bool keys) {
-  return formats::require(name, keys ? formats::kKeys : formats::kValues).type;
+  const formats::Role role = keys ? formats::kKeys : formats::kValues;
+  const formats::Format* format = formats::find(name);
+  if (!format)
+    fail(ErrorCode::kRefused, "unknown type '{}'; a KV cache can hold: {}", name, cache_types_text());
+  engine::check_kv_type(backend_caps(), format->type, role);
+  return format->type;
 }
 
 engine::KvTypes kv_types(const Args& args) {
@@ -122,7 +141,7 @@ engine::KvTypes kv_types(const Args& args) {
     for (const std::string& name : pair)
       if (!formats::find(name))
         fail(ErrorCode::kUsage, "--kv-swa {}: no storage type '{}'; a KV cache can hold: {}",
-             args.text("kv-swa"), name, formats::names(formats::kKeys));
+             args.text("kv-swa"), name, cache_types_text());
     types.k_sliding = kv_type(pair[0], true);
     types.v_sliding = kv_type(pair[1], false);
   }

@@ -32,7 +32,12 @@ void require_backend(const Args& args);
 int thread_count(const Args& args);
 std::shared_ptr<engine::Model> load_model(const Args& args);
 std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loudness);
-// -ctk, -ctv: throws Error{kRefused} for a type without the role.
+// What the backend of this program offers.
+const backends::Caps& backend_caps();
+// Types a KV cache can have here, as a list and as text.
+std::vector<std::string> cache_type_names();
+std::string cache_types_text();
+// -ctk, -ctv: throws Error{kRefused} for a type without the role, or without attention here.
 DType kv_type(std::string_view name, bool keys);
 engine::KvTypes kv_types(const Args& args);
 bool flash_attention(std::string_view word, std::string_view what);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "flags.h"
 #include "formats/format.h"
+#include "options.h"
 
 namespace kvasir::app {
 namespace {
@@ -65,7 +66,7 @@ void check_number(const Flag& flag, std::string_view source, const std::string& 
 void check_kv_type(std::string_view source, std::string_view value) {
   if (!formats::find(value))
     fail(ErrorCode::kUsage, "{} {}: no such storage type; a KV cache can hold: {}", source,
-         value.empty() ? "''" : value, formats::names(formats::kKeys));
+         value.empty() ? "''" : value, cache_types_text());
 }
 
 void check(const Flag& flag, std::string_view source, const std::string& value) {

@@ -48,11 +48,46 @@ void encode_row(const float* x, std::byte* blocks, int64_t n) {
   encode_weighted_row<Block>(x, nullptr, blocks, n);
 }
 
+// A row of a head-wide type is one head: a scale follows its blocks.
+template <typename Block>
+constexpr bool kHeadWide = requires {
+  Block::kBits;
+};
+
+template <typename Block>
+void encode_head_weighted(const float* x, const float* /*importance*/, std::byte* row, int64_t n) {
+  encode_head_tamed<Block::kBits>(x, int(n), row);
+}
+
+template <typename Block>
+constexpr Format make_format(DType type, std::string_view name, uint32_t roles, double theory) {
+  Format format{};
+  format.type = type;
+  format.name = name;
+  format.block = Block::kValues;
+  format.block_bytes = sizeof(Block);
+  format.roles = roles;
+  format.theory_nmse = theory;
+  if constexpr (kHeadWide<Block>) {
+    format.decode = [](const std::byte* row, float* out, int64_t n) {
+      decode_head<Block::kBits>(row, int(n), out);
+    };
+    format.encode = [](const float* x, std::byte* row, int64_t n) {
+      encode_head_tamed<Block::kBits>(x, int(n), row);
+    };
+    format.encode_weighted = encode_head_weighted<Block>;
+    format.row_extra = kHeadScaleBytes;
+    format.head_theory = [](int64_t n) { return head_codebook<Block::kBits>(int(n)).nmse; };
+  } else {
+    format.decode = decode_row<Block>;
+    format.encode = encode_row<Block>;
+    format.encode_weighted = encode_weighted_row<Block>;
+  }
+  return format;
+}
+
 constexpr Format kFormats[] = {
-#define KVASIR_FORMAT(name, Block, roles, theory)      \
-  Format{DType::name,       #name,  Block::kValues,    \
-         sizeof(Block),     roles,  decode_row<Block>, \
-         encode_row<Block>, theory, encode_weighted_row<Block>},
+#define KVASIR_FORMAT(name, Block, roles, theory) make_format<Block>(DType::name, #name, roles, theory),
 #include "formats/list.def"
 #undef KVASIR_FORMAT
 };

@@ -19,20 +19,38 @@ struct Format {
   uint32_t block;         // values a block
   uint32_t block_bytes;   // bytes a block
   uint32_t roles;         // OR of Role
-  // Both take n values, n a multiple of `block`. encode is deterministic and has no undefined input: a NaN or
-  // an infinity in x gives some finite code (callers that must refuse check before); f32, f16 and bf16 store
-  // it as it is.
+  // Both take one row of n values; takes(n) must hold. A head-wide type's row is one head in the basis of
+  // formats/head_wide.h: these two neither rotate nor rotate back. encode is deterministic and has no
+  // undefined input: a NaN or an infinity in x gives some finite code (callers that must refuse check
+  // before); f32, f16 and bf16 store it as it is.
   void (*decode)(const std::byte* blocks, float* out, int64_t n);
   void (*encode)(const float* x, std::byte* blocks, int64_t n);
-  // NMSE on unit Gaussian vectors that encode must reach within 2 % (0 for lossless types).
+  // NMSE on unit Gaussian vectors that encode must reach within 2 % (0 for lossless types). For a head-wide
+  // type: at head size 256; theory(n) has the others.
   double theory_nmse;
   // encode that minimises the error weighted by importance (n values, from an importance matrix; nullptr: all
   // alike). Types without a search ignore it.
   void (*encode_weighted)(const float* x, const float* importance, std::byte* blocks, int64_t n);
 
-  double bits_per_value() const { return 8.0 * block_bytes / block; }
-  // Bytes of a row of n values. Precondition: n % block == 0.
-  size_t row_bytes(int64_t n) const { return size_t(n) / block * block_bytes; }
+  // Bytes a row has once, after its blocks: the scale of a head-wide type. 0 for all others.
+  uint32_t row_extra = 0;
+  double (*head_theory)(int64_t n) = nullptr;  // head-wide types only
+
+  // A row is one whole head, of a size that the type lists.
+  bool head_wide() const { return row_extra != 0; }
+  // As a KV type: rows of a page are kept exact (f16, in the type's basis) until the page is full, then encoded together.
+  // Types of one value a block are written as they come.
+  bool open_page() const { return block > 1; }
+  // May a row have n values?
+  bool takes(int64_t n) const {
+    if (head_wide()) return n == 64 || n == 128 || n == 256 || n == 512;
+    return n > 0 && n % block == 0;
+  }
+  // Of a row of n values, everything counted.
+  double bits_per_value(int64_t n) const { return 8.0 * double(row_bytes(n)) / double(n); }
+  // Bytes of a row of n values. Precondition: takes(n).
+  size_t row_bytes(int64_t n) const { return size_t(n) / block * block_bytes + row_extra; }
+  double theory(int64_t n) const { return head_theory ? head_theory(n) : theory_nmse; }
   bool has_role(Role role) const { return (roles & role) != 0; }
 };
 

@@ -134,7 +134,7 @@ const formats::Format& find_format(const Part& part, std::string_view tensor, DT
          "required: general.quantized_by = kvasir; found: {}; quantize the original model again with kvasir",
          path, tensor, uint32_t(type), own, writer ? "another program" : "no such key");
   try {
-    return formats::require(type);
+    return formats::require(formats::require(type).name, formats::kWeights);
   } catch (const Error& error) {
     fail(error.code(), "{}: tensor '{}': {}", path, tensor, error.what());
   }

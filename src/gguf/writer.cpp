@@ -233,6 +233,8 @@ void Writer::add_tensor(std::string_view name, DType type, const Shape& shape) {
   if (impl.writing) impl.misuse(fmt::format("tensor '{}' is declared after the header was written", name));
   const formats::Format* format = formats::find(type);
   if (!format) impl.misuse(fmt::format("tensor '{}': type id {} is not in this build", name, uint32_t(type)));
+  if (!format->has_role(formats::kWeights))
+    impl.misuse(fmt::format("tensor '{}': type {} cannot hold weights", name, format->name));
   if (name.empty() || name.size() > 63)
     impl.misuse(fmt::format("tensor name '{}' is empty or longer than 63 bytes", name));
   if (shape.n_dims < 1 || shape.n_dims > 4 || shape.count() <= 0)

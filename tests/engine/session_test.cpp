@@ -30,10 +30,7 @@ std::vector<float> last_logits(Session& s, int seq, std::span<const Token> ids, 
 }
 
 std::vector<DType> kv_types() {
-  std::vector<DType> types;
-  for (const formats::Format& f : formats::all())
-    if (f.has_role(formats::kKeys) && f.has_role(formats::kValues)) types.push_back(f.type);
-  return types;
+  return tiny()->backend().caps().kv_types;
 }
 
 TEST(Session, MicroBatchesThreadsAndDecodeGiveTheSameBits) {
@@ -220,6 +217,33 @@ TEST(Session, BadOptionsNameTheFlag) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::kRefused) << e.what();
+  }
+}
+
+// A type with a codec but no attention: refused by name, before any page is allocated.
+TEST(Session, KvTypesWithoutAttentionAreRefusedByName) {
+  const auto runs = kv_types();
+  for (const formats::Format& format : formats::all()) {
+    if (!format.has_role(formats::kKeys) || std::count(runs.begin(), runs.end(), format.type)) continue;
+    for (const bool keys : {true, false})
+      for (const bool sliding : {true, false}) {
+        auto options = session_options();
+        options.n_ctx = 1 << 30;  // would not fit: the type is checked first
+        if (sliding)
+          (keys ? options.kv.k_sliding : options.kv.v_sliding) = format.type;
+        else
+          (keys ? options.kv.k : options.kv.v) = format.type;
+        try {
+          Session s(tiny(), options);
+          ADD_FAILURE() << format.name << " was taken";
+        } catch (const Error& e) {
+          const std::string text = e.what();
+          EXPECT_EQ(e.code(), ErrorCode::kRefused) << text;
+          for (const char* word : {"required", "supported", "missing", "f16 ", keys ? "keys" : "values"})
+            EXPECT_NE(text.find(word), std::string::npos) << text;
+          EXPECT_NE(text.find("attention over " + std::string(format.name)), std::string::npos) << text;
+        }
+      }
   }
 }
 

@@ -9,7 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "formats/format.h"
+
 namespace kvasir::theory {
+
+// The types made of blocks that know nothing of one another; head-wide types have a test of their own.
+inline std::vector<formats::Format> block_formats() {
+  std::vector<formats::Format> out;
+  for (const formats::Format& format : formats::all())
+    if (!format.head_wide()) out.push_back(format);
+  return out;
+}
 
 // Unit Gaussians by Box-Muller from splitmix64.
 inline std::vector<double> gaussians(uint64_t seed, size_t n) {
