@@ -9,6 +9,7 @@ foreach(isa IN LISTS KVASIR_ISAS)
   list(APPEND flags "[${isa}]" ${KVASIR_FLAGS_${isa}})
 endforeach()
 string(REPLACE ";" " " flags "${flags}")
+string(REGEX REPLACE "\\$<\\$<COMPILE_LANGUAGE:CXX>:([^>]*)>" "\\1" flags "${flags}")
 
 set(header ${CMAKE_BINARY_DIR}/generated/build_info.h)
 add_custom_target(kvasir_build_info_header

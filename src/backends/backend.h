@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "graph/graph.h"
 
@@ -19,7 +20,7 @@ struct Caps {
   std::string isa;           // "avx512"
   uint64_t memory_bytes = 0; // of the device
   std::vector<DType> weight_types;
-  std::vector<DType> kv_types;
+  std::vector<DType> kv_types;  // attention has a variant for keys or values of this type
   std::vector<int> head_dims;
 };
 
@@ -33,11 +34,17 @@ struct Decisions {
   bool keep_values = false; // give every value its own memory so that inspect() works (tests)
 };
 
-// Device memory of one graph's KV caches: buffers[i] belongs to Graph::kv[i] and holds n_pages[i] pages.
+// Device memory of one graph's KV caches: data[i] belongs to Graph::kv[i] and holds n_pages[i] pages, exact[i] its
+// n_exact[i] exact pages (null when no type of it encodes whole pages).
 struct KvBuffers {
   std::vector<std::byte*> data;
   std::vector<int> n_pages;
+  std::vector<std::byte*> exact;
+  std::vector<int> n_exact;
 };
+
+// Sides of a page, or of an exact page.
+enum class PagePart : uint8_t { kKeys, kValues, kExactKeys, kExactValues };
 
 // Called when a part of a weight's source bytes (its `data`) is no longer needed; it can be read again from the file.
 using DropSource = std::function<void(const graph::Weight&)>;
@@ -65,7 +72,13 @@ class Backend {
   virtual Caps caps() const = 0;
   virtual std::byte* alloc(size_t bytes) = 0;  // zeroed; throws Error{kNoMemory}
   virtual void free(std::byte* buffer) = 0;
-  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;  // device to device
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;  // `from`: device or host memory
+  // The 64 rows of one KV head in wire form (Format::row_bytes each), or of an exact page as f16 in the type's basis.
+  // `page` points into a buffer of alloc(), `rows` is host memory.
+  virtual void read_page(const graph::KvSpec&, PagePart, int /*kv_head*/, const std::byte* /*page*/,
+                         std::byte* /*rows*/) {
+    fail(ErrorCode::kRefused, "{}: pages of the KV cache cannot be read back", caps().name);
+  }
   // Prepares the weights of `graph` (repacking); `progress` gets 0..1.
   virtual void upload(const graph::Graph& graph, const DropSource& drop,
                       const std::function<void(float)>& progress) = 0;

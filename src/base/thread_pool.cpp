@@ -17,7 +17,7 @@ inline void cpu_relax() {
 }
 
 // Long enough to cover the gap between two ops, short enough to give the core back when nothing comes.
-constexpr int kSpins = 20000;
+constexpr int kSpins = 4000;
 
 // Waits until `word` differs from `seen`.
 void wait_change(const std::atomic<uint32_t>& word, uint32_t seen) {

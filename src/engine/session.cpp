@@ -21,9 +21,7 @@ struct Session::Impl {
   std::vector<std::vector<Token>> tokens;  // by sequence
   std::vector<Row> rows;
 
-  void submit() {
-    model->backend().submit(*executable, {rows, cache->views()});
-  }
+  void submit() { model->backend().submit(*executable, {rows, cache->views()}); }
   std::vector<Token>& sequence(int seq) {
     if (seq < 0 || seq >= options.n_seq)
       fail(ErrorCode::kUsage, "sequence {} was asked for; this session has {} (0 to {})", seq, options.n_seq,
@@ -38,7 +36,8 @@ struct Session::Impl {
     const size_t used = tokens[size_t(seq)].size();
     if (used + n > size_t(options.n_ctx))
       fail(ErrorCode::kRefused,
-           "context full: {} tokens are stored and {} more were asked for; this session holds {} (a larger -c, or a shift, "
+           "context full: {} tokens are stored and {} more were asked for; this session holds {} (a larger "
+           "-c, or a shift, "
            "makes room)",
            used, n, options.n_ctx);
   }
@@ -53,24 +52,44 @@ void check_options(const SessionOptions& o, const Model& model) {
   need(o.n_ctx >= 0, "context size (-c)", o.n_ctx, "0 (the model's own) or more");
   need(o.n_ubatch >= 1 && o.n_ubatch <= 8192, "micro-batch size (-ub)", o.n_ubatch, "between 1 and 8192");
   need(o.n_batch >= 1, "batch size (-b)", o.n_batch, "at least 1");
+  need(o.kv_exact_first >= 0, "exact tokens at the start (--kv-exact-first)", o.kv_exact_first, "0 or more");
+  need(o.kv_exact_last >= 0, "exact tokens at the end (--kv-exact-last)", o.kv_exact_last, "0 or more");
   need(o.n_seq >= 1 && o.n_seq <= 256, "number of sequences", o.n_seq, "between 1 and 256");
-  for (DType type : {o.kv.k, o.kv.k_sliding.value_or(o.kv.k)})
-    formats::require(formats::require(type).name, formats::kKeys);
-  for (DType type : {o.kv.v, o.kv.v_sliding.value_or(o.kv.v)})
-    formats::require(formats::require(type).name, formats::kValues);
+  const backends::Caps caps = model.backend().caps();
+  for (DType type : {o.kv.k, o.kv.k_sliding.value_or(o.kv.k)}) check_kv_type(caps, type, formats::kKeys);
+  for (DType type : {o.kv.v, o.kv.v_sliding.value_or(o.kv.v)}) check_kv_type(caps, type, formats::kValues);
   for (const graph::KvSpec& spec : model.graph().kv) {
-    for (DType type : {o.kv.k, o.kv.v}) {
+    const bool sliding = spec.window > 0;
+    for (DType type : {sliding ? o.kv.k_sliding.value_or(o.kv.k) : o.kv.k,
+                       sliding ? o.kv.v_sliding.value_or(o.kv.v) : o.kv.v}) {
       const formats::Format& format = formats::require(type);
-      if (spec.head_dim % int(format.block) != 0)
-        fail(ErrorCode::kRefused, "KV type {}: required: a head size divisible by {}; layer {} has {}", format.name,
-             format.block, spec.layer, spec.head_dim);
+      if (!format.takes(spec.head_dim))
+        fail(ErrorCode::kRefused, "KV type {}: required: {}; layer {} has {}", format.name,
+             format.head_wide() ? std::string("head size 64, 128, 256 or 512")
+                                : fmt::format("a head size divisible by {}", format.block),
+             spec.layer, spec.head_dim);
     }
   }
 }
 
 }  // namespace
 
-Session::Session(std::shared_ptr<Model> model, const SessionOptions& options) : impl_(std::make_unique<Impl>()) {
+void check_kv_type(const backends::Caps& caps, DType type, formats::Role role) {
+  const formats::Format& format = formats::require(type);
+  const std::string_view side = role == formats::kKeys ? "keys" : "values";
+  if (format.has_role(role) && std::ranges::count(caps.kv_types, type)) return;
+  std::string supported;
+  for (DType known : caps.kv_types)
+    if (formats::require(known).has_role(role))
+      supported += fmt::format("{}{}", supported.empty() ? "" : " ", formats::require(known).name);
+  fail(ErrorCode::kRefused, "KV cache on {}: required: {} in {}; supported: {}; missing: {}", caps.name, side,
+       format.name, supported,
+       format.has_role(role) ? fmt::format("attention over {}", format.name)
+                             : fmt::format("type {} cannot hold {}", format.name, side));
+}
+
+Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
+    : impl_(std::make_unique<Impl>()) {
   Impl& s = *impl_;
   check_options(options, *model);
   s.model = std::move(model);
@@ -82,10 +101,14 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options) : 
     const bool sliding = spec.window > 0;
     spec.k_type = sliding ? options.kv.k_sliding.value_or(options.kv.k) : options.kv.k;
     spec.v_type = sliding ? options.kv.v_sliding.value_or(options.kv.v) : options.kv.v;
+    if (sliding) continue;
+    spec.exact_first = (options.kv_exact_first + kPageTokens - 1) / kPageTokens;
+    spec.exact_last = (options.kv_exact_last + kPageTokens - 1) / kPageTokens;
   }
   s.tokens.resize(size_t(s.options.n_seq));
   backends::Backend& backend = s.model->backend();
-  s.cache = std::make_unique<KvCache>(backend, s.graph.kv, s.options.n_ctx, s.options.n_ubatch, s.options.n_seq);
+  s.cache =
+      std::make_unique<KvCache>(backend, s.graph.kv, s.options.n_ctx, s.options.n_ubatch, s.options.n_seq);
   backends::Decisions decisions;
   decisions.flash = options.flash_attention ? backends::FlashAttention::kOn : backends::FlashAttention::kOff;
   decisions.n_seq = s.options.n_seq;
@@ -116,6 +139,7 @@ void Session::append(int seq, std::span<const Token> tokens, Want want, const On
       const bool wanted = want == Want::kAll || (want == Want::kLast && i + 1 == tokens.size());
       s.rows.push_back({tokens[i], int32_t(stored.size() + i - begin), seq, wanted});
     }
+    s.cache->begin_step();
     s.cache->reserve(seq, int(stored.size()), int(stored.size() + end - begin));
     s.submit();
     stored.insert(stored.end(), tokens.begin() + long(begin), tokens.begin() + long(end));
@@ -133,24 +157,29 @@ void Session::append_each(std::span<const SeqToken> tokens, const OnLogits& on_l
     const int pos = int(s.sequence(tokens[i].seq).size());
     s.check_room(tokens[i].seq, 1);
     for (size_t j = 0; j < i; ++j)
-      if (tokens[j].seq == tokens[i].seq) fail(ErrorCode::kUsage, "sequence {} appears twice in one step", tokens[i].seq);
+      if (tokens[j].seq == tokens[i].seq)
+        fail(ErrorCode::kUsage, "sequence {} appears twice in one step", tokens[i].seq);
     s.rows.push_back({tokens[i].token, pos, tokens[i].seq, 1});
   }
+  s.cache->begin_step();
   for (const Row& row : s.rows) s.cache->reserve(row.seq, row.pos, row.pos + 1);
   s.submit();
   for (const SeqToken& t : tokens) s.sequence(t.seq).push_back(t.token);
-  for (size_t i = 0; i < tokens.size(); ++i) on_logits(int(i), s.model->backend().read(*s.executable, int(i)));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    on_logits(int(i), s.model->backend().read(*s.executable, int(i)));
 }
 
 int Session::reuse_prefix(int seq, std::span<const Token> tokens, std::string* note) {
   const std::vector<Token>& stored = impl_->sequence(seq);
   const size_t limit = std::min(stored.size(), tokens.empty() ? 0 : tokens.size() - 1);
-  const int common = int(std::mismatch(stored.begin(), stored.begin() + long(limit), tokens.begin()).first - stored.begin());
+  const int common =
+      int(std::mismatch(stored.begin(), stored.begin() + long(limit), tokens.begin()).first - stored.begin());
   const int kept = truncate(seq, common);
-  if (note && kept < common)
-    *note = fmt::format("{} tokens match the cache, but the sliding window no longer holds the ones before them: the whole "
-                        "prompt is processed again",
-                        common);
+  if (note && common - kept >= kPageTokens)
+    *note = fmt::format(
+        "{} tokens match the cache, but the sliding window no longer holds the ones before them: the whole "
+        "prompt is processed again",
+        common);
   return kept;
 }
 
@@ -181,8 +210,9 @@ int Session::shift(int seq, int n_keep, int n_discard) {
   const int begin = keep_pages >= 0 ? keep_pages * kPageTokens : page_up(std::max(n_keep, 0));
   const int end = begin + page_up(std::max(n_discard, 1));
   if (end > int(stored.size()))
-    fail(ErrorCode::kRefused, "context shift: keeping {} and discarding {} of {} tokens leaves none (both round up to {})",
-         begin, end - begin, stored.size(), kPageTokens);
+    fail(ErrorCode::kRefused,
+         "context shift: keeping {} and discarding {} of {} tokens leaves none (both round up to {})", begin,
+         end - begin, stored.size(), kPageTokens);
   impl_->cache->shift(seq, begin, end);
   stored.erase(stored.begin() + begin, stored.begin() + end);
   return end - begin;
@@ -195,6 +225,8 @@ std::span<const float> Session::inspect(const std::string& value_name) const {
   return {};
 }
 
-std::vector<backends::TraceRow> Session::trace() const { return impl_->model->backend().trace(*impl_->executable); }
+std::vector<backends::TraceRow> Session::trace() const {
+  return impl_->model->backend().trace(*impl_->executable);
+}
 
 }  // namespace kvasir::engine

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/model.h"
+#include "formats/format.h"
 
 namespace kvasir::engine {
 
@@ -19,12 +20,19 @@ struct KvTypes {
   std::optional<DType> k_sliding, v_sliding;
 };
 
+// Throws Error{kRefused} with required, supported and missing when the backend cannot keep `role` (kKeys or
+// kValues) in that type.
+void check_kv_type(const backends::Caps& caps, DType type, formats::Role role);
+
 struct SessionOptions {
   int n_ctx = 0;       // positions a sequence may hold; 0: the model's training context
   int n_batch = 2048;  // tokens taken by one append() before it splits
   int n_ubatch = 512;  // rows a step
   int n_seq = 1;
   KvTypes kv;
+  // Tokens of global layers that stay exact besides those of a query's own page: the first of the context and
+  // the last before that page. Both round up to pages of 64.
+  int kv_exact_first = 0, kv_exact_last = 0;
   bool flash_attention = true;
   bool keep_values = false;  // tests: every activation stays readable
   bool trace = false;        // collect time per phase for trace()
@@ -35,8 +43,8 @@ enum class Want { kNone, kLast, kAll };
 
 class Session {
  public:
-  // Throws Error{kRefused} for a KV type not usable in its role or at a head size (before any allocation), Error{kUsage} for a
-  // bad size, Error{kNoMemory}.
+  // Throws Error{kRefused} for a KV type not usable in its role or at a head size (before any allocation),
+  // Error{kUsage} for a bad size, Error{kNoMemory}.
   Session(std::shared_ptr<Model> model, const SessionOptions& options);
   ~Session();
 
@@ -50,8 +58,9 @@ class Session {
   int size(int seq = 0) const;
   std::span<const Token> tokens(int seq = 0) const;
 
-  // Appends tokens to a sequence. `on_logits(index in tokens, logits)` is called for the wanted rows, in order; the span is
-  // valid inside the call only. Throws Error{kRefused} "context full" when they do not fit: nothing is stored then.
+  // Appends tokens to a sequence. `on_logits(index in tokens, logits)` is called for the wanted rows, in
+  // order; the span is valid inside the call only. Throws Error{kRefused} "context full" when they do not
+  // fit: nothing is stored then.
   using OnLogits = std::function<void(int index, std::span<const float> logits)>;
   void append(int seq, std::span<const Token> tokens, Want want, const OnLogits& on_logits);
   // One token for each of several sequences in one step; logits of each.
@@ -61,16 +70,19 @@ class Session {
   };
   void append_each(std::span<const SeqToken> tokens, const OnLogits& on_logits);
 
-  // Drops tokens so that `seq` is the longest prefix of `tokens` it can still reuse (rounded down to a page unless whole, and always
-  // leaving at least one token to compute); returns its length. `note` says when a sliding window forced a full reprocess.
+  // Drops tokens so that `seq` is the longest prefix of `tokens` it can still reuse (rounded down to a page
+  // once that is encoded, and always leaving at least one token to compute); returns its length. `note` says
+  // when a sliding window forced a full reprocess.
   int reuse_prefix(int seq, std::span<const Token> tokens, std::string* note = nullptr);
-  // Keeps the first n tokens. Rounds DOWN to what is still whole (sliding windows); returns what was kept.
+  // Keeps the first n tokens. Rounds DOWN to what is still whole (the page that n lies in, once encoded;
+  // sliding windows); returns what was kept.
   int truncate(int seq, int n);
   void clear(int seq);
   // Makes `to` equal to `from`.
   void copy(int from, int to);
-  // Context shift: keeps the first n_keep tokens (rounded up to a page), discards at least n_discard after them (rounded up to a page),
-  // and renumbers the rest. No stored key is touched. Returns how many tokens were discarded.
+  // Context shift: keeps the first n_keep tokens (rounded up to a page), discards at least n_discard after
+  // them (rounded up to a page), and renumbers the rest. No stored key is touched. Returns how many tokens
+  // were discarded.
   int shift(int seq, int n_keep, int n_discard);
 
   // Activation by graph value name after the last step (keep_values only).

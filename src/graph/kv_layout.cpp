@@ -20,10 +20,22 @@ int kv_pages(const KvSpec& spec, int n_ctx, int n_ubatch) {
   return std::min(table, ring);
 }
 
+size_t kv_exact_page_bytes(const KvSpec& spec) {
+  const int sides = formats::require(spec.k_type).open_page() + formats::require(spec.v_type).open_page();
+  return size_t(spec.n_kv) * kPageTokens * size_t(spec.head_dim) * sizeof(uint16_t) * size_t(sides);
+}
+
+int kv_exact_pages(const KvSpec& spec, int n_ctx) {
+  if (kv_exact_page_bytes(spec) == 0) return 0;
+  // A step starts with the pages its first row reads exactly and ends with those of its last.
+  return std::min(spec.exact_first + 2 * (1 + spec.exact_last), (n_ctx + kPageTokens - 1) / kPageTokens);
+}
+
 size_t kv_total_bytes(std::span<const KvSpec> specs, int n_ctx, int n_ubatch, int n_seq) {
   size_t total = 0;
   for (const KvSpec& spec : specs)
-    total += kv_page_bytes(spec) * size_t(kv_pages(spec, n_ctx, n_ubatch)) * size_t(n_seq);
+    total += size_t(n_seq) * (kv_page_bytes(spec) * size_t(kv_pages(spec, n_ctx, n_ubatch)) +
+                              kv_exact_page_bytes(spec) * size_t(kv_exact_pages(spec, n_ctx)));
   return total;
 }
 

@@ -10,9 +10,22 @@ namespace kvasir::graph {
 
 // Bytes of one 64-token page of a cache: for each KV head all keys, then all values.
 size_t kv_page_bytes(const KvSpec& spec);
-// Pages one sequence needs so that `n_ctx` positions are stored (global), or the window survives while a micro-batch is
-// written (sliding).
+// Pages one sequence needs so that `n_ctx` positions are stored (global), or the window survives while a
+// micro-batch is written (sliding).
 int kv_pages(const KvSpec& spec, int n_ctx, int n_ubatch);
+// Bytes of one exact page: for each KV head 64 keys, then 64 values, as f16; only the sides whose type
+// encodes whole pages.
+size_t kv_exact_page_bytes(const KvSpec& spec);
+// Exact pages a sequence keeps between steps, and while one runs; 0 when neither side encodes whole pages.
+int kv_exact_pages(const KvSpec& spec, int n_ctx);
+// What is exact depends on positions only: does a query of page `query` read page `key` as it was before
+// encoding?
+inline bool reads_exact(int exact_first, int exact_last, int query, int key) {
+  return key == query || key < exact_first || query - key <= exact_last;
+}
+inline bool reads_exact(const KvSpec& spec, int query, int key) {
+  return reads_exact(spec.exact_first, spec.exact_last, query, key);
+}
 // Total bytes of all caches for n_seq sequences.
 size_t kv_total_bytes(std::span<const KvSpec> specs, int n_ctx, int n_ubatch, int n_seq);
 // Bytes added a token beyond every window (global caches only).

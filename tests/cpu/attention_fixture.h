@@ -1,5 +1,6 @@
-// A paged cache with shuffled physical pages and NaN-poisoned free slots, and attention in double precision
-// over what the cache stores. Shares no code with the kernels but the scalar codec.
+// A paged cache with shuffled physical pages and NaN-poisoned free slots, every page of it exact too where
+// the types encode whole pages, and attention in double precision over what a row reads of it. Shares no code
+// with the kernels but the scalar codec.
 #pragma once
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -15,8 +16,10 @@
 
 #include "backends/cpu/kernels/attention/attention.h"
 #include "base/aligned.h"
+#include "base/half.h"
 #include "base/thread_pool.h"
 #include "formats/format.h"
+#include "formats/head_wide.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::cpu::test {
@@ -35,12 +38,25 @@ inline std::vector<float> gaussian(size_t n, uint32_t seed, float sigma = 1) {
   return out;
 }
 
-// Values as the cache stores them.
-inline std::vector<float> stored(DType type, std::vector<float> x) {
+// One head's values as an exact page holds them, then through the type's codec when `coded`, in the model's
+// basis.
+inline void as_stored(DType type, formats::Role side, int head_dim, bool coded, float* x) {
   const auto& format = formats::require(type);
-  std::vector<std::byte> wire(format.row_bytes(int64_t(x.size())));
-  format.encode(x.data(), wire.data(), int64_t(x.size()));
-  format.decode(wire.data(), x.data(), int64_t(x.size()));
+  std::vector<std::byte> wire(format.row_bytes(head_dim));
+  if (format.head_wide()) formats::rotate(side, x, x, head_dim);
+  if (format.open_page())
+    for (int d = 0; d < head_dim; ++d) x[d] = f16_to_f32(f32_to_f16(x[d]));
+  if (coded) {
+    format.encode(x, wire.data(), head_dim);
+    format.decode(wire.data(), x, head_dim);
+  }
+  if (format.head_wide()) formats::unrotate(side, x, x, head_dim);
+}
+
+inline std::vector<float> stored(DType type, formats::Role side, int head_dim, bool coded,
+                                 std::vector<float> x) {
+  for (size_t at = 0; at < x.size(); at += size_t(head_dim))
+    as_stored(type, side, head_dim, coded, x.data() + at);
   return x;
 }
 
@@ -48,18 +64,23 @@ inline std::vector<float> stored(DType type, std::vector<float> x) {
 struct Cache {
   Shape shape;
   int n = 0;
-  std::vector<float> k, v;  // [n][n_kv * head_dim], as given to append_rows
-  std::vector<float> stored_k, stored_v;
+  std::vector<float> k, v;                // [n][n_kv * head_dim], as given to append_rows
+  std::vector<float> stored_k, stored_v;  // encoded
+  std::vector<float> exact_k, exact_v;
+  std::vector<int32_t> exact_table;
+  int exact_first = 0, exact_last = 0;
   std::vector<int32_t> table;
   size_t page_bytes = 0;
-  AlignedBuffer pages;
+  AlignedBuffer pages, exact_pages;
 
   Cache(const Shape& s, int tokens, uint32_t seed = 1, Isa isa = Isa::kGeneric) : shape(s), n(tokens) {
     const size_t width = size_t(s.n_kv) * s.head_dim;
     k = gaussian(size_t(n) * width, seed);
     v = gaussian(size_t(n) * width, seed + 1);
-    stored_k = stored(s.k, k);
-    stored_v = stored(s.v, v);
+    stored_k = stored(s.k, formats::kKeys, s.head_dim, true, k);
+    stored_v = stored(s.v, formats::kValues, s.head_dim, true, v);
+    exact_k = stored(s.k, formats::kKeys, s.head_dim, !formats::require(s.k).open_page(), k);
+    exact_v = stored(s.v, formats::kValues, s.head_dim, !formats::require(s.v).open_page(), v);
     page_bytes = graph::kv_page_bytes({0, s.head_dim, s.n_kv, s.window, s.k, s.v});
     const int n_pages = (n + 63) / 64;
     pages = AlignedBuffer(page_bytes * size_t(n_pages + 2));
@@ -68,19 +89,57 @@ struct Cache {
     for (int p = 0; p < n_pages; ++p) table.push_back((p * 7 + 3) % (n_pages + 2));
     for (int p = 0; p < n_pages; ++p)  // 7 may divide the count: then any order without repeats
       if ((n_pages + 2) % 7 == 0) table[size_t(p)] = n_pages + 1 - p;
+    exact_bytes = graph::kv_exact_page_bytes({0, s.head_dim, s.n_kv, s.window, s.k, s.v});
+    for (int p = 0; p < n_pages; ++p) exact_table.push_back(exact_bytes ? n_pages - 1 - p : -1);
+    exact_pages = AlignedBuffer(exact_bytes * size_t(n_pages) + 64);
+    std::memset(exact_pages.data(), 0xff, exact_pages.size());
     EXPECT_EQ(append(0, n, isa), -1);
+    for (int p = 0; p < n / 64 && exact_bytes; ++p)
+      for (int h = 0; h < s.n_kv; ++h)
+        for (int side = 0; side < 2; ++side) commit(p, h, side, isa);
   }
 
-  int append(int begin, int end, Isa isa) {
+  size_t exact_bytes = 0;
+  // The first half of the exact pages as if they lay in the cache, the others in a step's memory.
+  ExactPages exact() const {
+    std::byte* data = const_cast<std::byte*>(exact_pages.data());
+    const int n_cached = int(exact_table.size() / 2);
+    return {data, data + exact_bytes * size_t(n_cached), n_cached, exact_bytes};
+  }
+
+  template <typename Call>
+  auto with_args(const Call& call) {
     std::vector<graph::Row> rows;
     for (int i = 0; i < n; ++i) rows.push_back({0, i, 0, 0});
     graph::SequenceView view;
     view.page_table[0] = table;
+    view.exact_table[0] = exact_table;
     const int64_t width = int64_t(shape.n_kv) * shape.head_dim;
-    const AppendArgs args{shape.k,    shape.v,     k.data(),      v.data(), width,
-                          width,      rows.data(), {&view, 1},    0,        pages.data(),
-                          page_bytes, shape.n_kv,  shape.head_dim};
-    return append_rows(isa, args, begin, end);
+    return call(AppendArgs{shape.k,
+                           shape.v,
+                           k.data(),
+                           v.data(),
+                           width,
+                           width,
+                           rows.data(),
+                           {&view, 1},
+                           0,
+                           pages.data(),
+                           page_bytes,
+                           shape.n_kv,
+                           shape.head_dim,
+                           exact()});
+  }
+
+  int append(int begin, int end, Isa isa) {
+    return with_args([&](const AppendArgs& args) { return append_rows(isa, args, begin, end); });
+  }
+  void commit(int page, int kv_head, int side, Isa isa) {
+    with_args([&](const AppendArgs& args) { commit_page(isa, args, 0, page, kv_head, side); });
+  }
+
+  bool reads_exact(int query, int key) const {
+    return graph::reads_exact(exact_first, exact_last, query, key);
   }
 
   // Forgets every page that lies wholly before `pos` (a window's eviction), poisoning it.
@@ -119,6 +178,10 @@ inline AttentionArgs make_args(const AttentionVariant* variant, const Cache& cac
   args.rows = queries.rows.data() + begin;
   args.n_rows = end - begin;
   args.page_table = cache.table;
+  args.exact_table = cache.exact_table;
+  args.exact = cache.exact();
+  args.exact_first = cache.exact_first;
+  args.exact_last = cache.exact_last;
   args.pages = cache.pages.data();
   args.page_bytes = cache.page_bytes;
   args.n_head = s.n_head;
@@ -207,7 +270,9 @@ inline std::vector<double> reference(const Cache& cache, const Queries& queries,
         if (s.window > 0 && pos - j >= s.window) continue;
         const bool shifted = !queries.shifted.empty() && j / 64 >= queries.keep_pages;
         const float* q = (shifted ? queries.shifted : queries.q).data() + at;
-        const float* k = cache.stored_k.data() + (size_t(j) * s.n_kv + h / group) * s.head_dim;
+        const bool exact = cache.reads_exact(pos / 64, j / 64);
+        const float* k =
+            (exact ? cache.exact_k : cache.stored_k).data() + (size_t(j) * s.n_kv + h / group) * s.head_dim;
         double dot = 0;
         for (int d = 0; d < s.head_dim; ++d) dot += double(q[d]) * k[d];
         dot *= s.scale;
@@ -218,7 +283,9 @@ inline std::vector<double> reference(const Cache& cache, const Queries& queries,
       }
       for (double& w : weight) sum += w = std::exp(w - top);
       for (size_t i = 0; i < seen.size(); ++i) {
-        const float* v = cache.stored_v.data() + (size_t(seen[i]) * s.n_kv + h / group) * s.head_dim;
+        const bool exact = cache.reads_exact(pos / 64, seen[i] / 64);
+        const float* v = (exact ? cache.exact_v : cache.stored_v).data() +
+                         (size_t(seen[i]) * s.n_kv + h / group) * s.head_dim;
         for (int d = 0; d < s.head_dim; ++d) {
           out[at + d] += weight[i] / sum * v[d];
           if (spread) (*spread)[at + d] += weight[i] / sum * std::fabs(v[d]);

@@ -1,5 +1,6 @@
 // The page layout and what append writes into it.
 #include "backends/cpu/kernels/attention/kv_page.h"
+#include "backends/cpu/kernels/attention/page_codec.h"
 #include "cpu/attention_fixture.h"
 
 namespace kvasir::cpu::test {
@@ -42,6 +43,19 @@ TEST(KvPage, RegionsFillThePage) {
       }
 }
 
+// Wire bytes of one row: what its exact page holds, through the scalar codec.
+std::vector<std::byte> wire_row(const formats::Format& format, KvSide side, const float* x, int head_dim) {
+  std::vector<float> row(x, x + head_dim);
+  if (format.head_wide())
+    formats::rotate(side == KvSide::kKey ? formats::kKeys : formats::kValues, x, row.data(), head_dim);
+  if (format.open_page())
+    for (float& value : row) value = f16_to_f32(f32_to_f16(value));
+  std::vector<std::byte> wire(format.row_bytes(head_dim));
+  format.encode(row.data(), wire.data(), head_dim);
+  return wire;
+}
+
+// 70 tokens: a full page, and 6 rows that no encoded page has yet.
 TEST(Append, StoresTheBitsOfTheScalarCodec) {
   for (const AttentionInfo& info : attention_variants()) {
     if (info.flash || info.k != info.v) continue;
@@ -49,16 +63,39 @@ TEST(Append, StoresTheBitsOfTheScalarCodec) {
     const Cache cache(s, 70, 11, info.isa);
     const KvPage layout(s.k, s.v, s.head_dim);
     const auto& format = formats::require(s.k);
-    std::vector<std::byte> want(layout.key_row), got(layout.key_row);
-    for (int t = 0; t < 70; ++t)
+    std::vector<std::byte> got(layout.key_row);
+    for (int t = 0; t < (format.open_page() ? 64 : 70); ++t)
       for (int h = 0; h < 2; ++h) {
         const std::byte* page = cache.pages.data() + size_t(cache.table[size_t(t / 64)]) * cache.page_bytes;
-        format.encode(cache.k.data() + (size_t(t) * 2 + h) * 128, want.data(), 128);
         unpack_row(s.k, KvSide::kKey, 128, page + layout.key_offset(h), t % 64, got.data());
-        EXPECT_EQ(want, got);
-        format.encode(cache.v.data() + (size_t(t) * 2 + h) * 128, want.data(), 128);
+        EXPECT_EQ(wire_row(format, KvSide::kKey, cache.k.data() + (size_t(t) * 2 + h) * 128, 128), got);
         unpack_row(s.v, KvSide::kValue, 128, page + layout.value_offset(h), t % 64, got.data());
-        EXPECT_EQ(want, got);
+        EXPECT_EQ(wire_row(format, KvSide::kValue, cache.v.data() + (size_t(t) * 2 + h) * 128, 128), got);
+      }
+  }
+}
+
+TEST(Append, KeepsRowsOfAnOpenPageAsF16) {
+  for (const AttentionInfo& info : attention_variants()) {
+    if (info.flash || info.k != info.v || !formats::require(info.k).open_page()) continue;
+    const Shape s{info.k, info.v, 2, 2, 64};
+    const Cache cache(s, 70, 11, info.isa);
+    const size_t side = 64 * 64 * sizeof(uint16_t);
+    for (int t = 64; t < 70; ++t)
+      for (int h = 0; h < 2; ++h) {
+        const std::byte* head = cache.exact().page(cache.exact_table[1]) + size_t(h) * 2 * side;
+        for (KvSide which : {KvSide::kKey, KvSide::kValue}) {
+          const bool key = which == KvSide::kKey;
+          std::vector<float> got(64), want(64);
+          load_exact_row(which, 64, head + (key ? 0 : side), t - 64, got.data());
+          const float* x = (key ? cache.k : cache.v).data() + (size_t(t) * 2 + h) * 64;
+          if (formats::require(info.k).head_wide())
+            formats::rotate(key ? formats::kKeys : formats::kValues, x, want.data(), 64);
+          else
+            std::copy(x, x + 64, want.begin());
+          for (float& value : want) value = f16_to_f32(f32_to_f16(value));
+          EXPECT_EQ(want, got);
+        }
       }
   }
 }
@@ -77,9 +114,7 @@ TEST(Append, ReportsTheFirstRowThatCannotBeStored) {
     };
     EXPECT_EQ(poison(cache.k, 4, std::nanf("")), 4);
     EXPECT_EQ(poison(cache.v, 9, -INFINITY), 9);
-    const auto overflow = [](DType type) {
-      return type == DType::f16 || type == DType::q8_0 || type == DType::q5_0 || type == DType::q4_0;
-    };
+    const auto overflow = [](DType type) { return type == DType::f16 || formats::require(type).open_page(); };
     EXPECT_EQ(poison(cache.k, 3, 1e9f), overflow(s.k) ? 3 : -1);
     EXPECT_EQ(poison(cache.v, 3, -1e9f), overflow(s.v) ? 3 : -1);
     if (s.k == DType::f16) {

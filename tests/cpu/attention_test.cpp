@@ -148,13 +148,36 @@ TEST(Attention, SameBitsAcrossSpans) {
   expect_same_bits({DType::f16, DType::f16, 2, 2, 64}, 4200, 4100, false);
 }
 
+// Pages before the query's own that stay exact, at the start and just before it, in every position of a
+// chunk.
+TEST(Attention, ExactPagesFollowThePositionsRule) {
+  for (const AttentionInfo& info : attention_variants()) {
+    if (info.k != info.v || !formats::require(info.k).open_page()) continue;
+    const Shape s{info.k, info.v, 4, 2, 64, 0, 0.125f};
+    Cache cache(s, 700);
+    for (auto [first, last] : {std::pair{0, 0}, {1, 0}, {0, 1}, {2, 3}, {0, 20}}) {
+      cache.exact_first = first;
+      cache.exact_last = last;
+      const Queries queries(s, 600, 100);
+      std::vector<double> spread;
+      const auto want = reference(cache, queries, &spread);
+      const auto got = attend(info.variant, cache, queries, 100, 2);
+      EXPECT_LT(worst(got, want, spread), tolerance_of(info.k, info.v))
+          << label(info, s) << first << ' ' << last;
+      const auto one = attend(info.variant, cache, queries, 1, 1);
+      for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_EQ(got[i], one[i]) << label(info, s) << " exact " << first << ' ' << last << " at " << i;
+    }
+  }
+}
+
 // A query that is not finite shows in its own row and head, for every type, and nowhere else.
 TEST(Attention, QueryThatIsNotFiniteIsNotHidden) {
   for (const AttentionInfo& info : attention_variants()) {
     const Shape s{info.k, info.v, 4, 1, 64};
-    const Cache cache(s, 40);
+    const Cache cache(s, 100);
     for (float bad : {std::nanf(""), INFINITY}) {
-      Queries queries(s, 38, 2);
+      Queries queries(s, 98, 2);
       queries.q[size_t(64 + 7)] = bad;  // row 0, head 1
       const auto got = attend(info.variant, cache, queries, 2, 1);
       for (size_t i = 0; i < got.size(); ++i)
@@ -173,7 +196,7 @@ TEST(Attention, IntegerMixingKeepsSmallWeights) {
     for (float drop : {9.0f, 10.4f, 11.0f, 11.8f}) {
       std::fill(cache.k.begin(), cache.k.end(), 0.0f);
       for (int j = 1; j < 256; ++j) cache.k[size_t(j) * 64] = -drop;
-      cache.stored_k = cache.k;
+      cache.stored_k = cache.exact_k = cache.k;
       ASSERT_EQ(cache.append(0, 256, info.isa), -1);
       Queries queries(s, 255, 1);
       std::fill(queries.q.begin(), queries.q.end(), 0.0f);
@@ -182,7 +205,8 @@ TEST(Attention, IntegerMixingKeepsSmallWeights) {
       const auto want = reference(cache, queries);
       float largest = 0;
       for (float v : cache.stored_v) largest = std::max(largest, std::fabs(v));
-      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 255 * 0x1p-16 * largest);
+      for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], want[i], 255 * 0x1p-16 * largest) << label(info, s) << " drop " << drop;
     }
   }
 }

@@ -35,7 +35,7 @@ struct Cache {
     graph::SequenceView view;
     view.page_table[0] = table;
     AppendArgs append{DType::f32, DType::f32, k.data(), v.data(), kHeadDim, kHeadDim, rows.data(), {&view, 1}, 0,
-                      pages.data(), graph::kv_page_bytes(spec), 1, kHeadDim};
+                      pages.data(), graph::kv_page_bytes(spec), 1, kHeadDim, {}};
     EXPECT_EQ(append_rows(Isa::kGeneric, append, 0, kTokens), -1);
   }
 };

@@ -96,7 +96,9 @@ TEST_P(TinyReference, FirstWindowsLogProbabilities) {
   RecordProperty("mean_abs_delta_logprob", std::to_string(sum / double(n)));
   const double ratio = std::exp((theirs - ours) / double(n));
   RecordProperty("perplexity_ratio", std::to_string(ratio));
-  if (exact_weights()) EXPECT_LE(sum / double(n), 1e-3);
+  if (exact_weights()) {
+    EXPECT_LE(sum / double(n), 1e-3);
+  }
   EXPECT_NEAR(ratio, 1.0, exact_weights() ? 1e-4 : 1e-3);
 }
 

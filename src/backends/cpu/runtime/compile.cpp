@@ -19,8 +19,8 @@ constexpr int kLogitsChunk = 16;
 }  // namespace
 
 CpuExecutable::CpuExecutable(const graph::Graph& graph, const std::vector<PreparedWeight>& weights,
-                             const backends::Decisions& decisions, const backends::KvBuffers& kv, int max_rows,
-                             Isa isa, ThreadPool& pool)
+                             const backends::Decisions& decisions, const backends::KvBuffers& kv,
+                             int max_rows, Isa isa, ThreadPool& pool)
     : graph_(graph),
       weights_(weights),
       decisions_(decisions),
@@ -93,8 +93,9 @@ void CpuExecutable::add_matmul_phase(const Op& op, MatmulPart part) {
     if (!done) row_phase(graph_.values[size_t(part.in)].rows, false).quantize.push_back(part.in);
   }
   // q, k and v read the same rows: one phase, one barrier.
-  if (!phases_.empty() && phases_.back().kind == PhaseKind::kMatmul && phases_.back().parts[0].in == part.in &&
-      op.kind == OpKind::matmul && part.mul == kNone && part.residual == kNone) {
+  if (!phases_.empty() && phases_.back().kind == PhaseKind::kMatmul &&
+      phases_.back().parts[0].in == part.in && op.kind == OpKind::matmul && part.mul == kNone &&
+      part.residual == kNone) {
     phases_.back().parts.push_back(part);
     return;
   }
@@ -102,6 +103,20 @@ void CpuExecutable::add_matmul_phase(const Op& op, MatmulPart part) {
   phases_.back().kind = PhaseKind::kMatmul;
   phases_.back().rows = graph_.values[size_t(part.out)].rows;
   phases_.back().parts.push_back(part);
+}
+
+// Encoding the pages that a step fills: behind a barrier after the rows are there, before anything attends.
+void CpuExecutable::add_commit_phase(int kv) {
+  if (graph::kv_exact_page_bytes(graph_.kv[size_t(kv)]) == 0) return;
+  for (const Phase& phase : phases_)
+    if (phase.kind == PhaseKind::kCommit && graph_.ops[size_t(phase.ops[0])].kv == kv) return;
+  for (size_t i = 0; i < graph_.ops.size(); ++i) {
+    if (graph_.ops[i].kind != OpKind::kv_append || graph_.ops[i].kv != kv) continue;
+    phases_.push_back({});
+    phases_.back().kind = PhaseKind::kCommit;
+    phases_.back().rows = RowSet::kAll;
+    phases_.back().ops = {int(i)};
+  }
 }
 
 void CpuExecutable::build_phases() {
@@ -113,19 +128,23 @@ void CpuExecutable::build_phases() {
     const int index = int(i);
     switch (op.kind) {
       case OpKind::matmul:
-        add_matmul_phase(op, {matrix(op.w[0]), nullptr, op.in[0], op.out, op.in[2], op.in[1], op.offset, op.act, 0});
+        add_matmul_phase(
+            op, {matrix(op.w[0]), nullptr, op.in[0], op.out, op.in[2], op.in[1], op.offset, op.act, 0});
         break;
       case OpKind::gated_mlp:
-        add_matmul_phase(op, {matrix(op.w[0]), matrix(op.w[1]), op.in[0], op.out, kNone, kNone, 0, op.act, 0});
+        add_matmul_phase(op,
+                         {matrix(op.w[0]), matrix(op.w[1]), op.in[0], op.out, kNone, kNone, 0, op.act, 0});
         break;
       case OpKind::per_layer_embed:
         if (op.offset % kPanelRows != 0)
-          fail(ErrorCode::kFailed, "per_layer_embed starts at column {}; it must be a multiple of {}", op.offset, kPanelRows);
-        add_matmul_phase(op, {matrix(op.w[1]), nullptr, op.in[0], op.out, kNone, kNone, 0, graph::Activation::kNone,
-                              op.offset / kPanelRows});
+          fail(ErrorCode::kFailed, "per_layer_embed starts at column {}; it must be a multiple of {}",
+               op.offset, kPanelRows);
+        add_matmul_phase(op, {matrix(op.w[1]), nullptr, op.in[0], op.out, kNone, kNone, 0,
+                              graph::Activation::kNone, op.offset / kPanelRows});
         row_phase(graph_.values[size_t(op.out)].rows, false).ops.push_back(index);
         break;
       case OpKind::attention:
+        add_commit_phase(op.kv);
         for (int sub = 0; sub < 2; ++sub) {
           phases_.push_back({});
           phases_.back().kind = PhaseKind::kAttention;
@@ -136,17 +155,20 @@ void CpuExecutable::build_phases() {
         break;
       case OpKind::logits:
         logits_op_ = &op;  // computed on read(), in chunks of rows
-        if (wants_int8(*matrix(op.w[0])))
-          row_phase(RowSet::kOutput, false).quantize.push_back(op.in[0]);
+        if (wants_int8(*matrix(op.w[0]))) row_phase(RowSet::kOutput, false).quantize.push_back(op.in[0]);
         break;
       case OpKind::select_rows:
         // Reads rows other than its own: whatever made them must be behind a barrier.
         row_phase(RowSet::kOutput, phases_.back().rows != RowSet::kOutput).ops.push_back(index);
         break;
-      case OpKind::kv_append: row_phase(RowSet::kAll, false).ops.push_back(index); break;
+      case OpKind::kv_append:
+        row_phase(RowSet::kAll, false).ops.push_back(index);
+        break;
       case OpKind::embed:
       case OpKind::norm:
-      case OpKind::rope: row_phase(graph_.values[size_t(op.out)].rows, false).ops.push_back(index); break;
+      case OpKind::rope:
+        row_phase(graph_.values[size_t(op.out)].rows, false).ops.push_back(index);
+        break;
     }
   }
 }
@@ -155,6 +177,7 @@ void CpuExecutable::plan_memory() {
   const size_t n = graph_.values.size();
   value_data_.assign(n, nullptr);
   quantized_.assign(n, nullptr);
+  staged_.assign(graph_.kv.size(), nullptr);
   struct Block {
     size_t bytes;
     int first, last;
@@ -163,6 +186,7 @@ void CpuExecutable::plan_memory() {
   };
   std::vector<int> first(n, -1), last(n, -1);
   std::vector<int> quantized_at(n, -1);
+  std::vector<int> kv_first(graph_.kv.size(), -1), kv_last(graph_.kv.size(), -1);
   const auto touch = [&](ValueId v, int phase) {
     if (v == kNone) return;
     if (first[size_t(v)] < 0) first[size_t(v)] = phase;
@@ -172,6 +196,10 @@ void CpuExecutable::plan_memory() {
     for (int index : phases_[p].ops) {
       const Op& op = graph_.ops[size_t(index)];
       touch(op.out, int(p));
+      if (op.kv >= 0) {
+        if (kv_first[size_t(op.kv)] < 0) kv_first[size_t(op.kv)] = int(p);
+        kv_last[size_t(op.kv)] = int(p);
+      }
       if (op.kind == OpKind::per_layer_embed) continue;
       for (ValueId v : op.in) touch(v, int(p));
     }
@@ -190,8 +218,13 @@ void CpuExecutable::plan_memory() {
     const size_t bytes = size_t(width(ValueId(v))) * size_t(max_rows_) * sizeof(float);
     blocks.push_back({bytes, first[v], last[v], &value_data_[v], nullptr});
     if (quantized_at[v] >= 0)
-      blocks.push_back({size_t(n_tiles) * quantized_bytes(width(ValueId(v)), kMaxTileRows), quantized_at[v], last[v], nullptr,
-                        &quantized_[v]});
+      blocks.push_back({size_t(n_tiles) * quantized_bytes(width(ValueId(v)), kMaxTileRows), quantized_at[v],
+                        last[v], nullptr, &quantized_[v]});
+  }
+  for (size_t kv = 0; kv < graph_.kv.size(); ++kv) {
+    const size_t bytes = graph::kv_exact_page_bytes(graph_.kv[kv]) * size_t(max_rows_ / graph::kPageTokens);
+    if (bytes > 0 && kv_first[kv] >= 0)
+      blocks.push_back({bytes, kv_first[kv], kv_last[kv], nullptr, &staged_[kv]});
   }
   std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.first < b.first; });
   struct Arena {
@@ -204,7 +237,9 @@ void CpuExecutable::plan_memory() {
     Arena* best = nullptr;
     for (Arena& arena : plan) {
       if (decisions_.keep_values || arena.busy_until >= block.first) continue;
-      const auto cost = [&](const Arena& a) { return a.bytes >= block.bytes ? a.bytes - block.bytes : block.bytes - a.bytes; };
+      const auto cost = [&](const Arena& a) {
+        return a.bytes >= block.bytes ? a.bytes - block.bytes : block.bytes - a.bytes;
+      };
       if (!best || cost(arena) < cost(*best)) best = &arena;
     }
     if (!best) {
@@ -234,13 +269,15 @@ std::vector<std::string> CpuExecutable::describe() const {
       if ((kv.window > 0) != (sliding == 1)) continue;
       int n_layers = 0;
       for (const Op& other : graph_.ops)
-        n_layers += other.kind == OpKind::attention && (graph_.kv[size_t(other.kv)].window > 0) == (sliding == 1);
-      lines.push_back(fmt::format(
-          "{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}, {}", sliding ? "sliding" : "global",
-          n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s", formats::require(kv.k_type).name,
-          formats::require(kv.v_type).name, attention_name(*attention_[i]),
-          decisions_.flash == backends::FlashAttention::kOn ? "flash attention engaged"
-                                                            : "flash attention off: switched off by the caller"));
+        n_layers +=
+            other.kind == OpKind::attention && (graph_.kv[size_t(other.kv)].window > 0) == (sliding == 1);
+      lines.push_back(fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}, {}",
+                                  sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv,
+                                  kv.n_kv == 1 ? "" : "s", formats::require(kv.k_type).name,
+                                  formats::require(kv.v_type).name, attention_name(*attention_[i]),
+                                  decisions_.flash == backends::FlashAttention::kOn
+                                      ? "flash attention engaged"
+                                      : "flash attention off: switched off by the caller"));
       break;
     }
   }

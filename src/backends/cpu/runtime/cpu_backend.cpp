@@ -2,11 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
+#include "backends/cpu/kernels/attention/kv_page.h"
 #include "backends/cpu/runtime/executable.h"
 #include "base/error.h"
+#include "graph/kv_layout.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -21,9 +24,11 @@ class CpuBackend final : public backends::Backend {
     caps.device = cpu_name();
     caps.isa = isa_name(isa_);
     caps.memory_bytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
+    const auto variants = attention_variants();
     for (const formats::Format& format : formats::all()) {
       if (find_matmul(format.type, isa_)) caps.weight_types.push_back(format.type);
-      if (format.has_role(formats::kKeys)) caps.kv_types.push_back(format.type);
+      if (std::ranges::any_of(variants, [&](const AttentionInfo& a) { return a.k == format.type || a.v == format.type; }))
+        caps.kv_types.push_back(format.type);
     }
     for (int head_dim : {64, 128, 256, 512})
       if (find_attention(DType::f16, DType::f16, head_dim, isa_, true, nullptr)) caps.head_dims.push_back(head_dim);
@@ -38,6 +43,26 @@ class CpuBackend final : public backends::Backend {
   }
   void free(std::byte* buffer) override { buffers_.erase(buffer); }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+
+  void read_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, const std::byte* page,
+                 std::byte* rows) override {
+    using backends::PagePart;
+    const KvPage layout(spec.k_type, spec.v_type, spec.head_dim);
+    const KvSide side =
+        part == PagePart::kKeys || part == PagePart::kExactKeys ? KvSide::kKey : KvSide::kValue;
+    const bool exact = part == PagePart::kExactKeys || part == PagePart::kExactValues;
+    DType type = side == KvSide::kKey ? spec.k_type : spec.v_type;
+    size_t offset = side == KvSide::kKey ? layout.key_offset(kv_head) : layout.value_offset(kv_head);
+    if (exact) {
+      type = DType::f16;
+      const size_t region = sizeof(uint16_t) * size_t(graph::kPageTokens) * size_t(spec.head_dim);
+      const bool after_keys = side == KvSide::kValue && formats::require(spec.k_type).open_page();
+      offset = graph::kv_exact_page_bytes(spec) / size_t(spec.n_kv) * size_t(kv_head) + (after_keys ? region : 0);
+    }
+    const size_t row_bytes = formats::require(type).row_bytes(spec.head_dim);
+    for (int token = 0; token < graph::kPageTokens; ++token)
+      unpack_row(type, side, spec.head_dim, page + offset, token, rows + size_t(token) * row_bytes);
+  }
 
   void upload(const graph::Graph& graph, const backends::DropSource& drop,
               const std::function<void(float)>& progress) override {

@@ -18,12 +18,13 @@ using graph::RowSet;
 
 namespace {
 
-// Rows a task takes in row-wise phases: whole vectors of rows for the quantiser when there are many, otherwise small enough to
-// share a few rows over a team.
+// Rows a task takes in row-wise phases: whole vectors of rows for the quantiser when there are many,
+// otherwise small enough to share a few rows over a team.
 int row_block(int n_rows) { return n_rows >= 64 ? 16 : 4; }
 // Matmul tasks are about this many weight bytes, so that a decode step has work for every thread to the end.
 constexpr size_t kTaskBytes = size_t(128) << 10;
-// Above this row length a tile's activations no longer fit L2 beside a panel: take the tiles one after another.
+// Above this row length a tile's activations no longer fit L2 beside a panel: take the tiles one after
+// another.
 constexpr int64_t kLongRow = 4096;
 
 }  // namespace
@@ -54,9 +55,11 @@ void CpuExecutable::prepare(const graph::StepParams& step) {
     int widest = 0;
     for (const Op& op : graph_.ops)
       if (op.kind == OpKind::attention) widest = std::max(widest, op.n_head * op.head_dim);
-    for (AlignedBuffer& buffer : shifted_) buffer = AlignedBuffer(size_t(widest) * size_t(max_rows_) * sizeof(float));
+    for (AlignedBuffer& buffer : shifted_)
+      buffer = AlignedBuffer(size_t(widest) * size_t(max_rows_) * sizeof(float));
     for (RopeTable& rope : ropes_) rope.allocate_shifted();
   }
+  find_full_pages();
   for (size_t p = 0; p <= phases_.size(); ++p) counters_[p].reset();
   bad_layer_ = -1;
   logits_begin_ = logits_end_ = -1;
@@ -68,6 +71,19 @@ void CpuExecutable::prepare(const graph::StepParams& step) {
       shared = std::max(shared, segments_[i].back().shared_offset + segments_[i].back().plan.shared_bytes);
   }
   if (attention_shared_.size() < shared) attention_shared_ = AlignedBuffer(shared);
+}
+
+// Rows of one sequence follow each other in rising position: a page is full when its last row is there.
+void CpuExecutable::find_full_pages() {
+  full_pages_.clear();
+  for (const Row& row : rows_)
+    if (row.pos % graph::kPageTokens == graph::kPageTokens - 1)
+      full_pages_.push_back({row.seq, row.pos / graph::kPageTokens});
+}
+
+ExactPages CpuExecutable::exact_pages(int kv) const {
+  return {kv_.exact[size_t(kv)], staged_[size_t(kv)], kv_.n_exact[size_t(kv)],
+          graph::kv_exact_page_bytes(graph_.kv[size_t(kv)])};
 }
 
 void CpuExecutable::prepare_attention(int op_index) {
@@ -92,6 +108,10 @@ void CpuExecutable::prepare_attention(int op_index) {
     args.rows = rows + begin;
     args.n_rows = end - begin;
     args.page_table = seq.page_table[kv.window > 0];
+    args.exact_table = seq.exact_table[kv.window > 0];
+    args.exact = exact_pages(op.kv);
+    args.exact_first = kv.exact_first;
+    args.exact_last = kv.exact_last;
     args.keep_pages = seq.keep_pages;
     args.first_pos = seq.first_pos[kv.window > 0];
     args.pages = kv_.data[size_t(op.kv)];
@@ -116,6 +136,7 @@ void CpuExecutable::run(const graph::StepParams& step) {
   pool_.run([&](int thread) {
     auto start = std::chrono::steady_clock::now();
     for (size_t p = 0; p < phases_.size(); ++p) {
+      if (phases_[p].kind == PhaseKind::kCommit && full_pages_.empty()) continue;
       run_phase(phases_[p], p, thread);
       if (p + 1 < phases_.size()) pool_.barrier();
       if (decisions_.trace && thread == 0) {
@@ -127,11 +148,12 @@ void CpuExecutable::run(const graph::StepParams& step) {
   });
   if (bad_layer_ >= 0)
     fail(ErrorCode::kFailed,
-         "layer {}: the key or value of token {} at position {} is not finite or overflows the cache type; "
+         "layer {}: the key or value of token {} at position {} is not finite or overflows its place in the "
+         "cache; "
          "f32 or bf16 caches hold a wider range",
          bad_layer_.load(), rows_[size_t(bad_row_)].token, rows_[size_t(bad_row_)].pos);
   if (!decisions_.trace) return;
-  static constexpr const char* kNames[] = {"rope_table", "rows", "matmul", "attention"};
+  static constexpr const char* kNames[] = {"rope_table", "rows", "matmul", "commit", "attention"};
   trace_.clear();
   for (size_t p = 0; p < phases_.size(); ++p) {
     backends::TraceRow row;
@@ -156,7 +178,8 @@ void CpuExecutable::run_phase(const Phase& phase, size_t index, int thread) {
   switch (phase.kind) {
     case PhaseKind::kRope:
       for (int64_t task = next.take(); task * row_block(n_all_) < n_all_; task = next.take()) {
-        for (int r = int(task) * row_block(n_all_); r < std::min(n_all_, int(task + 1) * row_block(n_all_)); ++r) {
+        for (int r = int(task) * row_block(n_all_); r < std::min(n_all_, int(task + 1) * row_block(n_all_));
+             ++r) {
           const int shift = sequences_[size_t(rows_[size_t(r)].seq)].shift;
           for (RopeTable& rope : ropes_) {
             rope.fill(r, rows_[size_t(r)].pos, false);
@@ -171,7 +194,18 @@ void CpuExecutable::run_phase(const Phase& phase, size_t index, int thread) {
         run_rows(phase, int(task) * block, std::min(n, int(task + 1) * block));
       break;
     }
-    case PhaseKind::kMatmul: run_matmul(phase, next, thread); break;
+    case PhaseKind::kMatmul:
+      run_matmul(phase, next, thread);
+      break;
+    case PhaseKind::kCommit: {
+      const AppendArgs args = append_args(graph_.ops[size_t(phase.ops[0])]);
+      const int64_t n_sides = int64_t(args.n_kv) * 2, n_items = int64_t(full_pages_.size()) * n_sides;
+      for (int64_t item = next.take(); item < n_items; item = next.take()) {
+        const FullPage& page = full_pages_[size_t(item / n_sides)];
+        commit_page(isa_, args, page.seq, page.logical, int(item % n_sides / 2), int(item % 2));
+      }
+      break;
+    }
     case PhaseKind::kAttention: {
       const std::vector<Segment>& segments = segments_[size_t(phase.ops[0])];
       int64_t first = 0;
@@ -181,7 +215,8 @@ void CpuExecutable::run_phase(const Phase& phase, size_t index, int thread) {
           first += segments[s++].plan.n_items[phase.sub];
         if (s == segments.size()) break;
         run_attention(segments[s].args, segments[s].plan, phase.sub, item - first,
-                      attention_shared_.data() + segments[s].shared_offset, scratch_[size_t(thread)].attention.data());
+                      attention_shared_.data() + segments[s].shared_offset,
+                      scratch_[size_t(thread)].attention.data());
       }
       break;
     }
@@ -194,7 +229,8 @@ void CpuExecutable::run_rows(const Phase& phase, int begin, int end) {
   const int tile = begin / kMaxTileRows, first = tile * kMaxTileRows;
   const int n = std::min(kMaxTileRows, n_rows(phase.rows) - first);
   for (graph::ValueId v : phase.quantize)
-    quantize_rows(isa_, data(v) + int64_t(first) * width(v), width(v), width(v), n, begin - first, end - first,
+    quantize_rows(isa_, data(v) + int64_t(first) * width(v), width(v), width(v), n, begin - first,
+                  end - first,
                   quantized_[size_t(v)] + size_t(tile) * quantized_bytes(width(v), kMaxTileRows));
 }
 
@@ -216,14 +252,20 @@ void CpuExecutable::run_row_op(const Op& op, int begin, int end) {
       for (int r = begin; r < end; ++r)
         for (int g = 0; g < n; g += group) {
           const int64_t at = int64_t(r) * n + g;
-          kernels_.rms_norm(data(op.in[0]) + at, w, op.in[1] == kNone ? nullptr : data(op.in[1]) + at, op.scale,
-                            op.eps, group, data(op.out) + at);
+          kernels_.rms_norm(data(op.in[0]) + at, w, op.in[1] == kNone ? nullptr : data(op.in[1]) + at,
+                            op.scale, op.eps, group, data(op.out) + at);
         }
       break;
     }
-    case OpKind::rope: run_rope(op, begin, end); break;
-    case OpKind::kv_append: run_append(op, begin, end); break;
-    case OpKind::per_layer_embed: run_per_layer(op, begin, end); break;
+    case OpKind::rope:
+      run_rope(op, begin, end);
+      break;
+    case OpKind::kv_append:
+      run_append(op, begin, end);
+      break;
+    case OpKind::per_layer_embed:
+      run_per_layer(op, begin, end);
+      break;
     case OpKind::select_rows: {
       const size_t n = size_t(width(op.out));
       const bool twin = any_shift_ && is_query_[size_t(op.in[0])];
@@ -231,11 +273,13 @@ void CpuExecutable::run_row_op(const Op& op, int begin, int end) {
         const size_t from = size_t(output_rows_[size_t(r)]);
         std::memcpy(data(op.out) + size_t(r) * n, data(op.in[0]) + from * n, n * sizeof(float));
         if (twin)
-          std::memcpy(shifted_[1].as<float>() + size_t(r) * n, shifted_[0].as<float>() + from * n, n * sizeof(float));
+          std::memcpy(shifted_[1].as<float>() + size_t(r) * n, shifted_[0].as<float>() + from * n,
+                      n * sizeof(float));
       }
       break;
     }
-    default: break;
+    default:
+      break;
   }
 }
 
@@ -253,7 +297,8 @@ void CpuExecutable::run_rope(const Op& op, int begin, int end) {
     const bool past_prefix = rows_[size_t(step_row)].pos / graph::kPageTokens >= seq.keep_pages;
     for (int variant = 0; variant < (is_query && any_shift_ ? 2 : 1); ++variant) {
       const bool shifted = is_query ? variant == 1 : any_shift_ && past_prefix;
-      float* out = (variant == 1 ? shifted_[set == RowSet::kOutput].as<float>() : data(op.out)) + int64_t(r) * n;
+      float* out =
+          (variant == 1 ? shifted_[set == RowSet::kOutput].as<float>() : data(op.out)) + int64_t(r) * n;
       const float* x = data(op.in[0]) + int64_t(r) * n;
       for (int h = 0; h < op.n_head; ++h)
         kernels_.rope_head(x + h * op.head_dim, w, table.cos(step_row, shifted), table.sin(step_row, shifted),
@@ -262,7 +307,7 @@ void CpuExecutable::run_rope(const Op& op, int begin, int end) {
   }
 }
 
-void CpuExecutable::run_append(const Op& op, int begin, int end) {
+AppendArgs CpuExecutable::append_args(const Op& op) const {
   const graph::KvSpec& kv = graph_.kv[size_t(op.kv)];
   AppendArgs args;
   args.k_type = kv.k_type;
@@ -275,8 +320,14 @@ void CpuExecutable::run_append(const Op& op, int begin, int end) {
   args.table_class = kv.window > 0;
   args.pages = kv_.data[size_t(op.kv)];
   args.page_bytes = graph::kv_page_bytes(kv);
+  args.exact = exact_pages(op.kv);
   args.n_kv = kv.n_kv;
   args.head_dim = kv.head_dim;
+  return args;
+}
+
+void CpuExecutable::run_append(const Op& op, int begin, int end) {
+  const AppendArgs args = append_args(op);
   const int bad = append_rows(isa_, args, begin, end);
   int none = -1;
   if (bad >= 0 && bad_layer_.compare_exchange_strong(none, op.layer)) bad_row_ = bad;
@@ -295,8 +346,9 @@ void CpuExecutable::run_per_layer(const Op& op, int begin, int end) {
   const float* token = columns.data() + (op.offset - first);
   const Row* rows = rows_of(graph_.values[size_t(op.out)].rows);
   for (int r = begin; r < end; ++r) {
-    table.format->decode(table.rows.data() + size_t(rows[r].token) * row_bytes + table.format->row_bytes(first),
-                         columns.data(), count);
+    table.format->decode(
+        table.rows.data() + size_t(rows[r].token) * row_bytes + table.format->row_bytes(first),
+        columns.data(), count);
     float* out = data(op.out) + int64_t(r) * n;
     for (int i = 0; i < n; ++i) out[i] *= op.scale;
     for (int g = 0; g < n; g += group) {
@@ -329,7 +381,8 @@ void CpuExecutable::matmul_block(const MatmulPart& part, int64_t panel, int tile
   if (part.gate_up) matmul_tile(*part.gate_up, x, part.panel + panel, 0, n, acc2);
   const int64_t column = panel * kPanelRows, out_width = width(part.out);
   const int n_columns = int(std::min<int64_t>(kPanelRows, out_width - column));
-  const bool plain = part.act == graph::Activation::kNone && part.residual == kNone && n_columns == kPanelRows;
+  const bool plain =
+      part.act == graph::Activation::kNone && part.residual == kNone && n_columns == kPanelRows;
   if (plain) {  // the common case as whole cache lines
     for (int i = 0; i < n; ++i)
       std::memcpy(data(part.out) + int64_t(row_begin + i) * out_width + column, acc + i * kPanelRows,
@@ -360,7 +413,8 @@ void CpuExecutable::run_matmul(const Phase& phase, TaskCounter& next, int thread
   for (const MatmulPart& part : phase.parts) {
     const int64_t n_panels = (width(part.out) + kPanelRows - 1) / kPanelRows;
     const size_t panel_bytes = part.w->data.size() / size_t(part.w->n_panels()) * (part.gate_up ? 2 : 1);
-    const int64_t chunk = std::clamp<int64_t>(int64_t(kTaskBytes / std::max<size_t>(panel_bytes, 1)), 1, n_panels);
+    const int64_t chunk =
+        std::clamp<int64_t>(int64_t(kTaskBytes / std::max<size_t>(panel_bytes, 1)), 1, n_panels);
     const int64_t n_chunks = (n_panels + chunk - 1) / chunk;
     const bool tile_outer = part.w->n_in > kLongRow;
     const int64_t n_tasks = n_chunks * (tile_outer ? n_tiles : 1);
@@ -370,8 +424,7 @@ void CpuExecutable::run_matmul(const Phase& phase, TaskCounter& next, int thread
       const int tile_begin = tile_outer ? int(local / n_chunks) : 0;
       const int tile_end = tile_outer ? tile_begin + 1 : n_tiles;
       for (int64_t panel = begin; panel < end; ++panel)
-        for (int t = tile_begin; t < tile_end; ++t)
-          matmul_block(part, panel, t, thread);
+        for (int t = tile_begin; t < tile_end; ++t) matmul_block(part, panel, t, thread);
     }
     first += n_tasks;
   }
@@ -379,7 +432,8 @@ void CpuExecutable::run_matmul(const Phase& phase, TaskCounter& next, int thread
 
 std::span<const float> CpuExecutable::logits(int output_row) {
   if (output_row < 0 || output_row >= int(output_rows_.size()))
-    fail(ErrorCode::kFailed, "logits of output row {} were asked for; the step has {}", output_row, output_rows_.size());
+    fail(ErrorCode::kFailed, "logits of output row {} were asked for; the step has {}", output_row,
+         output_rows_.size());
   const int n_vocab = graph_.n_vocab;
   if (output_row < logits_begin_ || output_row >= logits_end_) {
     const int capacity = int(logits_.size() / (size_t(n_vocab) * sizeof(float)));
@@ -387,7 +441,8 @@ std::span<const float> CpuExecutable::logits(int output_row) {
     // A chunk never crosses a tile: kMaxTileRows is a multiple of its size.
     logits_end_ = std::min(int(output_rows_.size()), logits_begin_ + capacity);
     const PackedMatrix& w = weights_[size_t(logits_op_->w[0])].matrix;
-    const MatmulPart part{&w, nullptr, logits_op_->in[0], kNone, kNone, kNone, 0, graph::Activation::kNone, 0};
+    const MatmulPart part{&w,    nullptr, logits_op_->in[0],        kNone, kNone,
+                          kNone, 0,       graph::Activation::kNone, 0};
     const int tile = logits_begin_ / kMaxTileRows, begin = logits_begin_ % kMaxTileRows;
     const Activations x = activations(part, tile);
     constexpr int64_t kPanelsPerTask = 8;
@@ -396,7 +451,8 @@ std::span<const float> CpuExecutable::logits(int output_row) {
       float* acc = scratch_[size_t(thread)].acc.as<float>();
       const int n = logits_end_ - logits_begin_;
       for (int64_t task = next.take(); task * kPanelsPerTask < w.n_panels(); task = next.take()) {
-        for (int64_t p = task * kPanelsPerTask; p < std::min(w.n_panels(), (task + 1) * kPanelsPerTask); ++p) {
+        for (int64_t p = task * kPanelsPerTask; p < std::min(w.n_panels(), (task + 1) * kPanelsPerTask);
+             ++p) {
           matmul_tile(w, x, p, begin, n, acc);
           const int columns = int(std::min<int64_t>(kPanelRows, n_vocab - p * kPanelRows));
           for (int i = 0; i < n; ++i) {

@@ -1,5 +1,6 @@
-// A graph compiled for this CPU: a flat list of phases with a barrier between them. Row-wise ops that follow each other
-// share one phase (a task is a block of rows), matmuls that share an input share one phase, attention has two.
+// A graph compiled for this CPU: a flat list of phases with a barrier between them. Row-wise ops that follow
+// each other share one phase (a task is a block of rows), matmuls that share an input share one phase,
+// attention has two.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -30,28 +31,31 @@ class CpuExecutable final : public backends::Executable {
   std::vector<backends::TraceRow> trace() const { return trace_; }
 
  private:
-  enum class PhaseKind : uint8_t { kRope, kRows, kMatmul, kAttention };
+  enum class PhaseKind : uint8_t { kRope, kRows, kMatmul, kCommit, kAttention };
   // One matrix (or a gated pair) of a matmul phase.
   struct MatmulPart {
     const PackedMatrix* w = nullptr;
     const PackedMatrix* gate_up = nullptr;  // gated: out = act(w x) * (gate_up x)
     graph::ValueId in = graph::kNone, out = graph::kNone, mul = graph::kNone, residual = graph::kNone;
-    int offset = 0;         // first column of mul
+    int offset = 0;  // first column of mul
     graph::Activation act{};
-    int64_t panel = 0;      // first panel of w that is used; as many as out is wide
+    int64_t panel = 0;  // first panel of w that is used; as many as out is wide
   };
   struct Phase {
     PhaseKind kind{};
     graph::RowSet rows{};
-    std::vector<int> ops;            // kRows: row-wise ops in order; kAttention: one
+    std::vector<int> ops;  // kRows: row-wise ops in order; kAttention: one; kCommit: one kv_append
     std::vector<graph::ValueId> quantize;  // kRows: values to quantise after the ops
-    std::vector<MatmulPart> parts;   // kMatmul
-    int sub = 0;                     // kAttention: 0 or 1
+    std::vector<MatmulPart> parts;         // kMatmul
+    int sub = 0;                           // kAttention: 0 or 1
   };
   struct Segment {  // rows of one sequence inside one attention op
     AttentionArgs args;
     AttentionPlan plan;
     size_t shared_offset = 0;
+  };
+  struct FullPage {  // a page that the step fills
+    int seq, logical;
   };
   struct Scratch {
     AlignedBuffer acc, acc2, attention;
@@ -61,13 +65,19 @@ class CpuExecutable final : public backends::Executable {
   void build_phases();
   Phase& row_phase(graph::RowSet rows, bool fresh);
   void add_matmul_phase(const graph::Op& op, MatmulPart part);
+  void add_commit_phase(int kv);
   void plan_memory();
   void choose_attention();
-  bool wants_int8(const PackedMatrix& w) const { return activation_form(*w.variant) == ActivationForm::kInt8; }
+  bool wants_int8(const PackedMatrix& w) const {
+    return activation_form(*w.variant) == ActivationForm::kInt8;
+  }
 
   // executable.cpp
   void prepare(const graph::StepParams& step);
   void prepare_attention(int op_index);
+  void find_full_pages();
+  AppendArgs append_args(const graph::Op& op) const;
+  ExactPages exact_pages(int kv) const;
   void run_phase(const Phase& phase, size_t index, int thread);
   void run_rows(const Phase& phase, int begin, int end);
   void run_row_op(const graph::Op& op, int begin, int end);
@@ -77,7 +87,9 @@ class CpuExecutable final : public backends::Executable {
   void run_matmul(const Phase& phase, TaskCounter& next, int thread);
   void matmul_block(const MatmulPart& part, int64_t panel, int tile, int thread);
   Activations activations(const MatmulPart& part, int tile) const;
-  int n_rows(graph::RowSet set) const { return set == graph::RowSet::kAll ? n_all_ : int(output_rows_.size()); }
+  int n_rows(graph::RowSet set) const {
+    return set == graph::RowSet::kAll ? n_all_ : int(output_rows_.size());
+  }
   const graph::Row* rows_of(graph::RowSet set) const {
     return set == graph::RowSet::kAll ? rows_.data() : out_rows_.data();
   }
@@ -99,9 +111,10 @@ class CpuExecutable final : public backends::Executable {
   std::vector<const AttentionVariant*> attention_;  // by graph op index
   std::vector<bool> is_query_;                      // by value: attention reads it as q
   std::vector<float*> value_data_;
-  std::vector<std::byte*> quantized_;               // by value, null when not needed
+  std::vector<std::byte*> quantized_;  // by value, null when not needed
+  std::vector<std::byte*> staged_;     // by kv: exact pages that outlive no step
   std::vector<AlignedBuffer> arenas_;
-  AlignedBuffer shifted_[2];                        // q roped at pos + shift: before and after select_rows
+  AlignedBuffer shifted_[2];  // q roped at pos + shift: before and after select_rows
   std::vector<Scratch> scratch_;
   AlignedBuffer attention_shared_;
   std::unique_ptr<TaskCounter[]> counters_;
@@ -113,6 +126,7 @@ class CpuExecutable final : public backends::Executable {
   std::vector<int> output_rows_;
   std::vector<graph::SequenceView> sequences_;
   std::vector<std::vector<Segment>> segments_;  // by graph op index
+  std::vector<FullPage> full_pages_;
   std::atomic<int> bad_layer_{-1};
   std::atomic<int> bad_row_{-1};
   const graph::Op* logits_op_ = nullptr;

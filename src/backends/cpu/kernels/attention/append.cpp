@@ -10,21 +10,15 @@
 namespace kvasir::cpu {
 namespace {
 
-// Largest magnitude a type may be given: more would round to infinity, or need an f16 block scale beyond
-// 65504.
+constexpr float kLargestF16 = 65504.0f;
+
+// Largest magnitude a type that stores rows as they come may be given: more would round to infinity.
 float largest(DType type) {
-  constexpr float kLargestF16 = 65504.0f;
   switch (type) {
     case DType::f16:
       return kLargestF16;
     case DType::bf16:
       return 0x1.fep127f;
-    case DType::q8_0:
-      return 127 * kLargestF16;
-    case DType::q5_0:
-      return 16 * kLargestF16;
-    case DType::q4_0:
-      return 8 * kLargestF16;
     default:
       return 0x1.fffffep127f;
   }
@@ -56,7 +50,7 @@ struct Writer {
   const formats::Format& format;
   int head_dim;
 
-  // False when a value is not finite or overflows the type; the page is then unchanged.
+  // False when a value is not finite or overflows what stores it; the page is then unchanged.
   bool put(const float* x, int token, std::byte* region) const {
     if (!in_range(x, head_dim, largest(format.type))) return false;
     if (format.type == DType::f16) {
@@ -68,6 +62,32 @@ struct Writer {
     pack_row(format.type, side, head_dim, wire, token, region);
     return true;
   }
+
+  // The same into an exact page, in the type's basis.
+  bool put_exact(const float* x, int token, std::byte* region) const {
+    if (!in_range(x, head_dim, kLargestF16)) return false;
+    alignas(64) float rotated[kMaxHeadDim];
+    if (format.head_wide()) {
+      kernels.rotate(side == KvSide::kKey ? formats::kKeys : formats::kValues, x, rotated, head_dim);
+      if (!in_range(rotated, head_dim, kLargestF16)) return false;
+      x = rotated;
+    }
+    put_f16(kernels, side, x, head_dim, token, region);
+    return true;
+  }
+};
+
+// Where head `kv_head` of an exact page has its keys and values.
+struct ExactLayout {
+  size_t head, value;
+  explicit ExactLayout(const AppendArgs& args)
+      : head(args.exact.page_bytes / size_t(args.n_kv)),
+        value(formats::require(args.k_type).open_page()
+                  ? sizeof(uint16_t) * size_t(graph::kPageTokens) * size_t(args.head_dim)
+                  : 0) {}
+  size_t offset(int kv_head, KvSide side) const {
+    return size_t(kv_head) * head + (side == KvSide::kValue ? value : 0);
+  }
 };
 
 }  // namespace
@@ -75,22 +95,44 @@ struct Writer {
 int append_rows(Isa isa, const AppendArgs& args, int begin, int end) {
   const AttentionKernels& kernels = *best_attention_kernels(isa);
   const KvPage layout(args.k_type, args.v_type, args.head_dim);
-  const Writer keys{kernels, KvSide::kKey, formats::require(args.k_type), args.head_dim};
-  const Writer values{kernels, KvSide::kValue, formats::require(args.v_type), args.head_dim};
+  const ExactLayout exact_layout(args);
+  const Writer writers[2] = {{kernels, KvSide::kKey, formats::require(args.k_type), args.head_dim},
+                             {kernels, KvSide::kValue, formats::require(args.v_type), args.head_dim}};
   for (int r = begin; r < end; ++r) {
     const graph::Row& row = args.rows[r];
-    const auto& table = args.sequences[size_t(row.seq)].page_table[size_t(args.table_class)];
-    const int32_t physical = table[size_t(row.pos / graph::kPageTokens)];
-    std::byte* page = args.pages + size_t(physical) * args.page_bytes;
+    const graph::SequenceView& seq = args.sequences[size_t(row.seq)];
+    const size_t cls = size_t(args.table_class), logical = size_t(row.pos / graph::kPageTokens);
+    std::byte* page = args.pages + size_t(seq.page_table[cls][logical]) * args.page_bytes;
+    std::byte* exact = args.exact.page_bytes ? args.exact.page(seq.exact_table[cls][logical]) : nullptr;
     const int token = row.pos % graph::kPageTokens;
-    for (int h = 0; h < args.n_kv; ++h) {
-      const float* k = args.k + int64_t(r) * args.k_stride + int64_t(h) * args.head_dim;
-      const float* v = args.v + int64_t(r) * args.v_stride + int64_t(h) * args.head_dim;
-      if (!keys.put(k, token, page + layout.key_offset(h))) return r;
-      if (!values.put(v, token, page + layout.value_offset(h))) return r;
-    }
+    for (int h = 0; h < args.n_kv; ++h)
+      for (const Writer& w : writers) {
+        const bool key = w.side == KvSide::kKey;
+        const float* x = (key ? args.k + int64_t(r) * args.k_stride : args.v + int64_t(r) * args.v_stride) +
+                         int64_t(h) * args.head_dim;
+        const bool stored =
+            w.format.open_page()
+                ? w.put_exact(x, token, exact + exact_layout.offset(h, w.side))
+                : w.put(x, token, page + (key ? layout.key_offset(h) : layout.value_offset(h)));
+        if (!stored) return r;
+      }
   }
   return -1;
+}
+
+void commit_page(Isa isa, const AppendArgs& args, int seq, int logical, int kv_head, int side) {
+  const DType type = side == 0 ? args.k_type : args.v_type;
+  if (!formats::require(type).open_page()) return;
+  const graph::SequenceView& view = args.sequences[size_t(seq)];
+  const size_t cls = size_t(args.table_class);
+  const KvSide kv_side = side == 0 ? KvSide::kKey : KvSide::kValue;
+  const KvPage layout(args.k_type, args.v_type, args.head_dim);
+  std::byte* page = args.pages + size_t(view.page_table[cls][size_t(logical)]) * args.page_bytes;
+  const std::byte* exact =
+      args.exact.page(view.exact_table[cls][size_t(logical)]) + ExactLayout(args).offset(kv_head, kv_side);
+  best_attention_kernels(isa)->encode_page(
+      type, kv_side, args.head_dim, exact,
+      page + (side == 0 ? layout.key_offset(kv_head) : layout.value_offset(kv_head)));
 }
 
 }  // namespace kvasir::cpu

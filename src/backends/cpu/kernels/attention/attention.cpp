@@ -18,8 +18,10 @@ struct AttentionVariant {
   Isa isa;
   bool flash;
   const AttentionKernels* kernels;
-  const KeyProducer* keys;      // flash only
-  const ValueProducer* values;  // flash only
+  const KeyProducer* keys;            // flash only
+  const ValueProducer* values;        // flash only
+  const KeyProducer* exact_keys;      // of exact pages; null when keys are stored as they come
+  const ValueProducer* exact_values;  // likewise
   std::string name;
 };
 
@@ -61,6 +63,8 @@ const std::vector<AttentionVariant>& table() {
             if (!kf || !vf || !kf->has_role(formats::kKeys) || !vf->has_role(formats::kValues)) continue;
             if (flash && (!keys || !values)) continue;
             out.push_back({k, v, kernels->isa, flash, kernels, keys, values,
+                           kf->open_page() ? kernels->keys(DType::f16) : nullptr,
+                           vf->open_page() ? kernels->values(DType::f16) : nullptr,
                            fmt::format("{}/{}.{}.{}", kf->name, vf->name, flash ? "flash" : "plain",
                                        isa_name(kernels->isa))});
           }
@@ -135,7 +139,8 @@ size_t partial_floats(const Cut& c, int head_dim) {
 size_t round64(size_t n) { return (n + 63) / 64 * 64; }
 
 size_t flash_thread_bytes(const AttentionVariant& variant, int head_dim) {
-  return round64(FlashScratch(variant.keys->query_bytes(head_dim), head_dim).total);
+  const size_t exact = variant.exact_keys ? variant.exact_keys->query_bytes(head_dim) : 0;
+  return round64(FlashScratch(variant.keys->query_bytes(head_dim), exact, head_dim).total);
 }
 
 size_t plain_thread_bytes(const AttentionArgs& args, int n_keys) {
@@ -218,6 +223,8 @@ AttentionPlan bound_attention(const AttentionArgs& shape, int max_rows, int n_ct
 
 namespace {
 
+bool head_wide(DType type) { return formats::require(type).head_wide(); }
+
 // Where the partial of (KV head, block, unit) lies.
 float* partial_at(const AttentionArgs& args, const Cut& c, std::byte* shared, int kv_head, int block,
                   int unit) {
@@ -228,9 +235,15 @@ float* partial_at(const AttentionArgs& args, const Cut& c, std::byte* shared, in
 void run_flash(const AttentionArgs& args, const Cut& c, int64_t index, std::byte* shared,
                std::byte* scratch) {
   const AttentionVariant& variant = *args.variant;
-  FlashItem item{
-      &args, variant.keys, variant.values, formats::require(variant.k).row_bytes(args.head_dim), 0, 0, 0, 0,
-      0,     nullptr};
+  FlashItem item{};
+  item.args = &args;
+  item.keys = variant.keys;
+  item.values = variant.values;
+  item.exact_keys = variant.exact_keys;
+  item.exact_values = variant.exact_values;
+  item.key_row = formats::require(variant.k).row_bytes(args.head_dim);
+  item.rotate = head_wide(variant.k) ? variant.kernels->rotate : nullptr;
+  item.unrotate = head_wide(variant.v) ? variant.kernels->unrotate : nullptr;
   const int group_heads = args.n_head / args.n_kv;
   int block, unit = 0;
   if (c.split) {
@@ -266,7 +279,8 @@ void run_merge(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   float* result = args.out + int64_t(row / group_heads) * args.out_stride + head * args.head_dim;
   args.variant->kernels->merge(
       {args.head_dim, c.first_chunk, c.unit, c.n_units, base + in_block, base + rows + in_block,
-       base + 2 * rows + size_t(in_block) * args.head_dim, partial_floats(c, args.head_dim), result},
+       base + 2 * rows + size_t(in_block) * args.head_dim, partial_floats(c, args.head_dim), result,
+       head_wide(args.variant->v) ? args.variant->kernels->unrotate : nullptr},
       scratch);
 }
 

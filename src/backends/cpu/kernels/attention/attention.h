@@ -27,6 +27,21 @@ inline constexpr int kMaxHeadDim = 512;
 
 struct AttentionVariant;  // one row of variants.def: (K type, V type, ISA), any head_dim listed there
 
+// Exact pages of one cache (graph.h SequenceView): the first n_cached lie in the cache, the rest in the
+// step's memory. A page holds, for each KV head, the f16 region of its keys and then of its values
+// (kv_page.h), each only when that side's type encodes whole pages.
+struct ExactPages {
+  std::byte* cached = nullptr;
+  std::byte* staged = nullptr;
+  int n_cached = 0;
+  size_t page_bytes = 0;
+
+  std::byte* page(int32_t index) const {
+    return index < n_cached ? cached + size_t(index) * page_bytes
+                            : staged + size_t(index - n_cached) * page_bytes;
+  }
+};
+
 // Rows of ONE sequence, contiguous, rising positions.
 struct AttentionArgs {
   const AttentionVariant* variant = nullptr;
@@ -38,7 +53,10 @@ struct AttentionArgs {
   int64_t out_stride = 0;
   const graph::Row* rows = nullptr;
   int n_rows = 0;
-  std::span<const int32_t> page_table;  // pos / 64 -> physical page
+  std::span<const int32_t> page_table;   // pos / 64 -> physical page
+  std::span<const int32_t> exact_table;  // pos / 64 -> exact page, or -1
+  ExactPages exact;
+  int exact_first = 0, exact_last = 0;  // graph::reads_exact
   int keep_pages = 0;
   int first_pos = 0;  // keys before it are no longer stored and count as invisible
   const std::byte* pages = nullptr;
@@ -76,8 +94,9 @@ AttentionPlan bound_attention(const AttentionArgs& shape, int max_rows, int n_ct
 void run_attention(const AttentionArgs& args, const AttentionPlan& plan, int phase, int64_t item,
                    std::byte* shared, std::byte* thread_scratch);
 
-// Stores keys and values of rows [begin, end) at their positions. Returns the first row whose key or value is
-// not finite or overflows the type, or -1.
+// Stores keys and values of rows [begin, end) at their positions: in the page itself, or, for types that
+// encode whole pages, as f16 rows of its exact page in the type's basis. Returns the first row whose key or
+// value is not finite or overflows what stores it, or -1.
 struct AppendArgs {
   DType k_type{}, v_type{};
   const float* k = nullptr;  // [n_rows][n_kv * head_dim]
@@ -89,7 +108,12 @@ struct AppendArgs {
   std::byte* pages = nullptr;
   size_t page_bytes = 0;
   int n_kv = 0, head_dim = 0;
+  ExactPages exact;
 };
 int append_rows(Isa isa, const AppendArgs& args, int begin, int end);
+
+// Encodes page `logical` of sequence `seq`, all 64 rows of which are in its exact page: side 0 keys, 1 values
+// (a side that is not encoded by pages has nothing to do).
+void commit_page(Isa isa, const AppendArgs& args, int seq, int logical, int kv_head, int side);
 
 }  // namespace kvasir::cpu

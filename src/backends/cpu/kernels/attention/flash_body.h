@@ -4,6 +4,7 @@
 // namespace.
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/math_body.h"
+#include "graph/kv_layout.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -98,16 +99,20 @@ template <typename Vec>
 struct Flash {
   const FlashItem& item;
   const AttentionArgs& args;
-  int group_heads;              // query heads a KV head
-  size_t key_bytes, region;     // of one head's key region; where this KV head starts in a page
-  std::byte* query[2];          // packed: roped at pos; roped at pos + shift
+  int group_heads;                          // query heads a KV head
+  size_t key_bytes, region;                 // of one head's key region; where this KV head starts in a page
+  size_t exact_keys = 0, exact_region = 0;  // the same of an exact page
+  // Packed: roped at pos; roped at pos + shift. The second pair meets exact pages.
+  std::byte *query[2], *exact_query[2];
   float* scores;                // [kBlockRows][kChunk]
   float *m, *l, *keep, *blend;  // of one chunk
   State span, total;
+  float* mixed = nullptr;  // [kBlockRows][head_dim]: sums of a chunk that is partly exact
   std::byte* producer;
   RowTile tiles[kBlockRows];
   int n_tiles = 0;
   int lo[kBlockRows], hi[kBlockRows];  // positions each row sees
+  float ones[kBlockRows];              // factors of sums that start from nothing
 
   Flash(const FlashItem& it, std::byte* scratch) : item(it), args(*it.args) {
     group_heads = args.n_head / args.n_kv;
@@ -117,10 +122,17 @@ struct Flash {
     Arena arena{scratch};
     const size_t query_bytes = item.keys->query_bytes(args.head_dim);
     for (auto& q : query) q = arena.take<std::byte>(query_bytes);
+    for (auto& q : exact_query)
+      q = item.exact_keys ? arena.take<std::byte>(item.exact_keys->query_bytes(args.head_dim)) : nullptr;
+    if (args.exact.page_bytes) {
+      exact_region = args.exact.page_bytes / size_t(args.n_kv) * size_t(item.kv_head);
+      exact_keys = item.exact_keys ? sizeof(uint16_t) * size_t(graph::kPageTokens) * args.head_dim : 0;
+    }
     scores = arena.take<float>(size_t(kBlockRows) * kChunk);
     for (float** p : {&m, &l, &keep, &blend}) *p = arena.take<float>(kBlockRows);
     span = take_state(arena, args.head_dim);
     total = take_state(arena, args.head_dim);
+    if (item.exact_values) mixed = arena.take<float>(size_t(kBlockRows) * args.head_dim);
     producer = arena.take<std::byte>(kProducerScratch);
   }
 
@@ -133,12 +145,26 @@ struct Flash {
       lo[row] = v.begin;
       hi[row] = v.end;
     }
-    for (int row = 0; row < item.n_rows; row += Vec::kTileRows) {
+    const bool by_page = item.exact_keys || item.exact_values;
+    for (int row = 0; row < item.n_rows;) {
       RowTile& tile = tiles[n_tiles++];
-      const int left = item.n_rows - row;
-      tile = {row, left < Vec::kTileRows ? left : Vec::kTileRows, lo[row], 0};
+      tile = {row, 1, lo[row], 0, row_page(row)};
+      while (tile.n < Vec::kTileRows && row + tile.n < item.n_rows &&
+             (!by_page || row_page(row + tile.n) == tile.page))
+        ++tile.n;
       tile.hi = hi[row + tile.n - 1];
+      row += tile.n;
     }
+  }
+
+  int row_page(int row) const { return args.rows[token(row)].pos / graph::kPageTokens; }
+
+  // The exact page at index p as rows of page `query` see it, or nullptr when they read it encoded.
+  const std::byte* exact_page(int query, int p) const {
+    if (!graph::reads_exact(args.exact_first, args.exact_last, query, p) ||
+        size_t(p) >= args.exact_table.size() || args.exact_table[p] < 0)
+      return nullptr;
+    return args.exact.page(args.exact_table[p]) + exact_region;
   }
 
   void pack_queries() {
@@ -148,11 +174,17 @@ struct Flash {
       if (!sources[form]) continue;
       for (int t = 0; t < n_tiles; ++t) {
         const float* rows[Vec::kTileRows];
+        alignas(64) float rotated[Vec::kTileRows][kMaxHeadDim];
         for (int i = 0; i < tiles[t].n; ++i) {
           const int row = tiles[t].row + i;
           rows[i] = sources[form] + int64_t(token(row)) * args.q_stride + int64_t(head(row)) * args.head_dim;
+          if (!item.rotate) continue;
+          item.rotate(formats::kKeys, rows[i], rotated[i], args.head_dim);
+          rows[i] = rotated[i];
         }
         item.keys->pack_query(rows, tiles[t], args.head_dim, scale, query[form]);
+        if (item.exact_keys)
+          item.exact_keys->pack_query(rows, tiles[t], args.head_dim, scale, exact_query[form]);
       }
     }
   }
@@ -190,17 +222,29 @@ struct Flash {
       if (t0 == t1) continue;
       const bool shifted = args.q_shifted && p >= args.keep_pages;
       ScoreTask task{};
-      task.keys = keys;
       task.group = group % 2;
       task.head_dim = args.head_dim;
+      task.scores = scores + (key - chunk_begin);
+      task.scratch = producer;
+      task.tiles = tiles + t0;
+      // Tiles of the page itself and those shortly after it read it exactly: they come first.
+      for (; item.exact_keys && t0 < t1 && exact_page(tiles[t0].page, p); ++t0) ++task.n_tiles;
+      if (task.n_tiles > 0) score_exact(task, exact_page(tiles[t0 - 1].page, p), exact_query[shifted]);
+      if (t0 == t1) continue;
+      task.keys = keys;
       task.query = query[shifted];
       task.tiles = tiles + t0;
       task.n_tiles = t1 - t0;
-      task.scores = scores + (key - chunk_begin);
-      task.scratch = producer;
       set_next(task, group, end_group);
       item.keys->score(task);
     }
+  }
+
+  void score_exact(ScoreTask task, const std::byte* keys, const std::byte* packed) const {
+    task.keys = keys;
+    task.query = packed;
+    for (auto& values : task.values) values = keys;
+    item.exact_keys->score(task);
   }
 
   void softmax_chunk() {
@@ -225,17 +269,72 @@ struct Flash {
     return column < 0 ? 0 : column > kChunk ? kChunk : column;
   }
 
-  void mix_chunk(const std::byte* next_keys) {
-    MixTask task{{},          0,      args.head_dim, tiles, n_tiles,   lo,       hi,
-                 chunk_begin, scores, keep,          blend, next_keys, span.out, producer};
-    const int begin = clip(tiles[0].lo), end = clip(tiles[n_tiles - 1].hi);
+  MixTask mix_task(int first_tile, int end_tile, const std::byte* next_keys) const {
+    return {{},
+            0,
+            args.head_dim,
+            tiles + first_tile,
+            end_tile - first_tile,
+            lo,
+            hi,
+            chunk_begin,
+            scores,
+            keep,
+            blend,
+            next_keys,
+            span.out,
+            producer};
+  }
+
+  // The pieces of the chunk that tiles [first, end), all of one page where it matters, read exactly or
+  // encoded.
+  void add_pieces(MixTask& task, int first_tile, int end_tile, bool exact) const {
+    const int begin = clip(tiles[first_tile].lo), end = clip(tiles[end_tile - 1].hi);
     for (int column = begin; column < end;) {
       const int page_end = (column / 64 + 1) * 64, stop = page_end < end ? page_end : end;
-      if (const std::byte* keys = page((chunk_begin + column) / 64))
-        task.pieces[task.n_pieces++] = {keys + key_bytes, column % 64, stop - column, column};
+      const int p = (chunk_begin + column) / 64;
+      const std::byte* as_written = item.exact_values ? exact_page(tiles[first_tile].page, p) : nullptr;
+      const std::byte* values = nullptr;
+      if (exact)
+        values = as_written ? as_written + exact_keys : nullptr;
+      else if (const std::byte* keys = as_written ? nullptr : page(p))
+        values = keys + key_bytes;
+      if (values) task.pieces[task.n_pieces++] = {values, column % 64, stop - column, column};
       column = stop;
     }
-    if (task.n_pieces) item.values->mix(task);
+  }
+
+  bool any_exact_piece() const {
+    for (int t = 0; item.exact_values && t < n_tiles; ++t)
+      for (int p = chunk_begin / 64; p < (chunk_begin + kChunk) / 64; ++p)
+        if (p <= tiles[t].page && exact_page(tiles[t].page, p)) return true;
+    return false;
+  }
+
+  void mix_chunk(const std::byte* next_keys) {
+    if (!any_exact_piece()) {
+      MixTask task = mix_task(0, n_tiles, next_keys);
+      add_pieces(task, 0, n_tiles, false);
+      if (task.n_pieces) item.values->mix(task);
+      return;
+    }
+    // A chunk is one sum before it meets the others, whatever its pages are: as it is when chunks are split.
+    for (int t = 0, end; t < n_tiles; t = end) {
+      for (end = t + 1; end < n_tiles && tiles[end].page == tiles[t].page;) ++end;
+      const int row = tiles[t].row, end_row = tiles[end - 1].row + tiles[end - 1].n;
+      float* sums = mixed + size_t(row) * args.head_dim;
+      __builtin_memset(sums, 0, sizeof(float) * size_t(end_row - row) * args.head_dim);
+      for (bool exact : {false, true}) {
+        MixTask task = mix_task(t, end, next_keys);
+        add_pieces(task, t, end, exact);
+        task.out = mixed;
+        task.keep = task.blend = ones;
+        if (task.n_pieces) (exact ? item.exact_values : item.values)->mix(task);
+      }
+      for (int r = row; r < end_row; ++r)
+        merge_out<Vec>(span.out + size_t(r) * args.head_dim, mixed + size_t(r) * args.head_dim, keep[r],
+                       blend[r], args.head_dim);
+    }
   }
 
   void merge_span() {
@@ -253,12 +352,15 @@ struct Flash {
   }
 
   void write_result() {
-    for (int row = 0; row < item.n_rows; ++row)
-      scale_out<Vec>(total.out + size_t(row) * args.head_dim, total.l[row], args.head_dim,
-                     args.out + int64_t(token(row)) * args.out_stride + int64_t(head(row)) * args.head_dim);
+    for (int row = 0; row < item.n_rows; ++row) {
+      float* out = args.out + int64_t(token(row)) * args.out_stride + int64_t(head(row)) * args.head_dim;
+      scale_out<Vec>(total.out + size_t(row) * args.head_dim, total.l[row], args.head_dim, out);
+      if (item.unrotate) item.unrotate(formats::kValues, out, out, args.head_dim);
+    }
   }
 
   void run() {
+    for (float& one : ones) one = 1;
     make_tiles();
     pack_queries();
     if (item.partial)
@@ -315,6 +417,7 @@ void flash_merge(const MergeItem& item, std::byte* scratch) {
     }
   }
   scale_out<Vec>(total.out, total.l[0], item.head_dim, item.result);
+  if (item.unrotate) item.unrotate(formats::kValues, item.result, item.result, item.head_dim);
 }
 
 }  // namespace

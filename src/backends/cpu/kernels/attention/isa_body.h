@@ -3,6 +3,7 @@
 #pragma once
 #include "backends/cpu/kernels/attention/blocks_body.h"
 #include "backends/cpu/kernels/attention/flash_body.h"
+#include "backends/cpu/kernels/attention/page_codec.h"
 #include "backends/cpu/kernels/attention/plain_body.h"
 #include "backends/cpu/kernels/attention/producers_body.h"
 
@@ -41,7 +42,7 @@ void store_f16_row(const float* x, int n, uint16_t* out) {
 template <typename Vec>
 constexpr AttentionKernels attention_kernels_of(Isa isa) {
   return {isa,        key_producer<Vec>, value_producer<Vec>, flash_item<Vec>, flash_merge<Vec>,
-          plain_item, store_f16_row<Vec>};
+          plain_item, store_f16_row<Vec>, formats::rotate,   formats::unrotate, encode_page_scalar};
 }
 
 }  // namespace

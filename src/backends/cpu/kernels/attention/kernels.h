@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "backends/cpu/kernels/attention/attention.h"
+#include "backends/cpu/kernels/attention/kv_page.h"
+#include "formats/head_wide.h"
 
 namespace kvasir::cpu {
 
@@ -20,6 +22,7 @@ inline constexpr int kGroupKeys = 32;  // keys a score call takes
 struct RowTile {
   int row = 0, n = 0;
   int lo = 0, hi = 0;
+  int page = 0;  // of its rows' own positions; one for all where exact pages exist
 };
 
 // Scores of 32 keys. `scores` is row 0 of the block at the group's column; rows are kChunk floats apart.
@@ -87,7 +90,12 @@ struct FlashItem {
   const AttentionArgs* args;
   const KeyProducer* keys;
   const ValueProducer* values;
-  size_t key_row;  // bytes of a key
+  const KeyProducer* exact_keys;      // of exact pages; null where there are none
+  const ValueProducer* exact_values;  // likewise
+  size_t key_row;                     // bytes of a key
+  // Into the basis of the keys, and back from that of the values; null where that is the model's own.
+  void (*rotate)(formats::Role side, const float* x, float* out, int64_t n);
+  void (*unrotate)(formats::Role side, const float* r, float* out, int64_t n);
   int kv_head, row, n_rows;
   int chunk_begin, chunk_end;
   float* partial;
@@ -100,9 +108,10 @@ struct MergeItem {
   int first_chunk, unit, n_units;
   const float* m;  // m[u * stride], l[u * stride]
   const float* l;
-  const float* out;  // out[u * stride ..]
-  size_t stride;     // floats between units
-  float* result;     // [head_dim]
+  const float* out;                                                             // out[u * stride ..]
+  size_t stride;                                                                // floats between units
+  float* result;                                                                // [head_dim]
+  void (*unrotate)(formats::Role side, const float* r, float* out, int64_t n);  // as in FlashItem
 };
 
 // The plain path: rows of one token, all heads of one KV head.
@@ -120,6 +129,11 @@ struct AttentionKernels {
   void (*merge)(const MergeItem& item, std::byte* scratch);
   void (*plain)(const PlainItem& item, std::byte* scratch);
   void (*store_f16)(const float* x, int n, uint16_t* out);
+  // The bits of formats::rotate and unrotate; `out` may be `x`.
+  void (*rotate)(formats::Role side, const float* x, float* out, int64_t n);
+  void (*unrotate)(formats::Role side, const float* r, float* out, int64_t n);
+  // The bytes of encode_page_scalar (page_codec.h).
+  void (*encode_page)(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region);
 };
 
 // The fastest kernels of this build for `isa` or below; never null.
@@ -128,12 +142,12 @@ const AttentionKernels* best_attention_kernels(Isa isa);
 // Scratch of one flash item, carved by the body in this order.
 struct FlashScratch {
   size_t query, scores, state, producer, total;
-  FlashScratch(size_t query_bytes, int head_dim) {
-    query = query_bytes;
+  FlashScratch(size_t query_bytes, size_t exact_query_bytes, int head_dim) {
+    query = query_bytes + exact_query_bytes;
     scores = sizeof(float) * kBlockRows * kChunk;
     state = sizeof(float) * kBlockRows * (size_t(head_dim) + 16);
     producer = kProducerScratch;
-    total = 2 * query + scores + 2 * state + producer + 8192;
+    total = 2 * query + scores + 3 * state + producer + 8192;
   }
 };
 

@@ -1,11 +1,15 @@
 // The plain path (flash attention off): raw scores of every visible key, one softmax over all of them, one
-// weighted sum. It shares the page reader with the flash path and nothing else. Included by each ISA file,
-// into an unnamed namespace.
+// weighted sum. It shares the page reader with the flash path and nothing else. Rows of head-wide types stay
+// in their basis: the query goes there and the result comes back. Included by each ISA file, into an unnamed
+// namespace.
 #pragma once
 #include <cmath>
 
 #include "backends/cpu/kernels/attention/kernels.h"
+#include "backends/cpu/kernels/attention/page_codec.h"
 #include "backends/cpu/kernels/attention/page_reader.h"
+#include "formats/format.h"
+#include "graph/kv_layout.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -46,10 +50,29 @@ struct Plain {
     if (size_t(p) >= args.page_table.size() || args.page_table[p] < 0) return false;
     *first = keys.begin > p * 64 ? keys.begin - p * 64 : 0;
     *end = keys.end < p * 64 + 64 ? keys.end - p * 64 : 64;
+    if (const std::byte* exact = exact_region(p, side)) {
+      for (int t = *first; t < *end; ++t)
+        load_exact_row(side, args.head_dim, exact, t, scratch.tile + size_t(t) * args.head_dim);
+      return true;
+    }
     const std::byte* page = args.pages + size_t(args.page_table[p]) * args.page_bytes;
     read_page_rows(item.k_type, item.v_type, side, args.head_dim, item.kv_head, page, *first, *end,
                    scratch.tile);
     return true;
+  }
+
+  // Where this head's side of page p is as written, or nullptr when the row reads it encoded.
+  const std::byte* exact_region(int p, KvSide side) const {
+    const bool open_keys = formats::require(item.k_type).open_page();
+    if (!formats::require(side == KvSide::kKey ? item.k_type : item.v_type).open_page()) return nullptr;
+    const int query = args.rows[item.row].pos / graph::kPageTokens;
+    if (!graph::reads_exact(args.exact_first, args.exact_last, query, p) ||
+        size_t(p) >= args.exact_table.size() || args.exact_table[p] < 0)
+      return nullptr;
+    const size_t keys_bytes = sizeof(uint16_t) * size_t(graph::kPageTokens) * size_t(args.head_dim);
+    return args.exact.page(args.exact_table[p]) +
+           args.exact.page_bytes / size_t(args.n_kv) * size_t(item.kv_head) +
+           (side == KvSide::kValue && open_keys ? keys_bytes : 0);
   }
 
   float* row_scores(int g) const { return scratch.scores + size_t(g) * size_t(keys.end - keys.begin); }
@@ -60,15 +83,21 @@ struct Plain {
       int first = 0, end = 0;
       const bool stored = read(p, KvSide::kKey, &first, &end);
       const bool shifted = args.q_shifted && p >= args.keep_pages;
-      const float* q = (shifted ? args.q_shifted : args.q) + int64_t(item.row) * args.q_stride +
-                       int64_t(item.kv_head) * n_heads * args.head_dim;
-      for (int g = 0; g < n_heads && stored; ++g)
+      const float* heads = (shifted ? args.q_shifted : args.q) + int64_t(item.row) * args.q_stride +
+                           int64_t(item.kv_head) * n_heads * args.head_dim;
+      for (int g = 0; g < n_heads && stored; ++g) {
+        const float* q = heads + int64_t(g) * args.head_dim;
+        float rotated[kMaxHeadDim];
+        if (formats::require(item.k_type).head_wide()) {
+          formats::rotate(formats::kKeys, q, rotated, args.head_dim);
+          q = rotated;
+        }
         for (int t = first; t < end; ++t) {
-          const float s = args.scale * plain_dot(q + int64_t(g) * args.head_dim,
-                                                 scratch.tile + size_t(t) * args.head_dim, args.head_dim);
+          const float s = args.scale * plain_dot(q, scratch.tile + size_t(t) * args.head_dim, args.head_dim);
           row_scores(g)[p * 64 + t - keys.begin] =
               args.softcap > 0 ? args.softcap * std::tanh(s / args.softcap) : s;
         }
+      }
     }
   }
 
@@ -99,6 +128,11 @@ struct Plain {
           float* o = out + int64_t(g) * args.head_dim;
           for (int d = 0; d < args.head_dim; ++d) o[d] += w * v[d];
         }
+    }
+    if (!formats::require(item.v_type).head_wide()) return;
+    for (int g = 0; g < n_heads; ++g) {
+      float* o = out + int64_t(g) * args.head_dim;
+      formats::unrotate(formats::kValues, o, o, args.head_dim);
     }
   }
 };
