@@ -3,7 +3,9 @@
 #pragma once
 #include "backends/cpu/kernels/attention/blocks_body.h"
 #include "backends/cpu/kernels/attention/flash_body.h"
-#include "backends/cpu/kernels/attention/page_codec.h"
+#include "backends/cpu/kernels/attention/headwide_body.h"
+#include "backends/cpu/kernels/attention/headwide_encode_body.h"
+#include "backends/cpu/kernels/attention/headwide_rotate_body.h"
 #include "backends/cpu/kernels/attention/plain_body.h"
 #include "backends/cpu/kernels/attention/producers_body.h"
 
@@ -16,6 +18,8 @@ const KeyProducer* key_producer(DType type) {
       plain_keys<Vec, float>(DType::f32),    plain_keys<Vec, F16>(DType::f16),
       plain_keys<Vec, BF16>(DType::bf16),    block_keys<Vec, Q8Codes>(DType::q8_0),
       block_keys<Vec, Q5Codes>(DType::q5_0), block_keys<Vec, Q4Codes>(DType::q4_0),
+      head_wide_keys<Vec, 2>(DType::tbq2_h), head_wide_keys<Vec, 3>(DType::tbq3_h),
+      head_wide_keys<Vec, 4>(DType::tbq4_h),
   };
   for (const KeyProducer& row : kRows)
     if (row.type == type) return &row;
@@ -28,6 +32,8 @@ const ValueProducer* value_producer(DType type) {
       plain_values<Vec, float>(DType::f32),    plain_values<Vec, F16>(DType::f16),
       plain_values<Vec, BF16>(DType::bf16),    block_values<Vec, Q8Codes>(DType::q8_0),
       block_values<Vec, Q5Codes>(DType::q5_0), block_values<Vec, Q4Codes>(DType::q4_0),
+      head_wide_values<Vec, 2>(DType::tbq2_h), head_wide_values<Vec, 3>(DType::tbq3_h),
+      head_wide_values<Vec, 4>(DType::tbq4_h),
   };
   for (const ValueProducer& row : kRows)
     if (row.type == type) return &row;
@@ -41,8 +47,8 @@ void store_f16_row(const float* x, int n, uint16_t* out) {
 
 template <typename Vec>
 constexpr AttentionKernels attention_kernels_of(Isa isa) {
-  return {isa,        key_producer<Vec>, value_producer<Vec>, flash_item<Vec>, flash_merge<Vec>,
-          plain_item, store_f16_row<Vec>, formats::rotate,   formats::unrotate, encode_page_scalar};
+  return {isa,        key_producer<Vec>,  value_producer<Vec>, flash_item<Vec>,    flash_merge<Vec>,
+          plain_item, store_f16_row<Vec>, rotate_head<Vec>,    unrotate_head<Vec>, encode_page<Vec>};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "formats/format.h"
 
 namespace kvasir::cpu {
@@ -67,6 +68,63 @@ void walk_blocks(const BlockForm& form, KvSide side, int head_dim, int token, co
   }
 }
 
+// A code's place in a region: first line of its block, its image, its byte of a line.
+struct CodePlace {
+  size_t block;
+  int image, byte;
+};
+
+CodePlace code_place(int bits, KvSide side, int head_dim, int token, int d) {
+  const size_t n_blocks = size_t(head_dim) / 16, bytes = size_t(64 * bits);
+  if (side == KvSide::kKey)
+    return {(size_t(token / 32) * n_blocks + size_t(d / 16)) * bytes, d % 16 / 4 * 2 + token % 32 / 16,
+            token % 16 * 4 + d % 4};
+  return {size_t(d / 32 * 4 + token / 32 * 2 + d % 32 / 16) * bytes, token % 32 / 4, d % 16 * 4 + token % 4};
+}
+
+uint8_t field_mask(int bits, int at) { return uint8_t(((1 << bits) - 1) << at); }
+
+void put_bits(std::byte* p, int bits, int at, int value) {
+  const auto mask = std::byte(field_mask(bits, at));
+  *p = (*p & ~mask) | (std::byte(value << at) & mask);
+}
+
+int get_bits(std::byte b, int bits, int at) { return (int(b) >> at) & ((1 << bits) - 1); }
+
+void pack_head_wide(int bits, KvSide side, int head_dim, const std::byte* wire, int token,
+                    std::byte* region) {
+  for (int d = 0; d < head_dim; ++d) {
+    uint32_t word = 0;  // 8 codes are `bits` bytes
+    std::memcpy(&word, wire + size_t(d / 8) * size_t(bits), size_t(bits));
+    const int code = int(word >> (d % 8 * bits)) & ((1 << bits) - 1);
+    const CodePlace place = code_place(bits, side, head_dim, token, d);
+    const CodeField field = code_field(bits, place.image);
+    std::byte* at = region + place.block + place.byte;
+    put_bits(at + field.line * 64, field.bits, field.at, code);
+    if (field.high_line >= 0) put_bits(at + field.high_line * 64, 1, field.high_at, code >> field.bits);
+  }
+  std::memcpy(region + head_wide_scales(bits, head_dim) + size_t(token) * 2,
+              wire + size_t(head_dim / 8 * bits), 2);
+}
+
+void unpack_head_wide(int bits, KvSide side, int head_dim, const std::byte* region, int token,
+                      std::byte* wire) {
+  for (int first = 0; first < head_dim; first += 8) {
+    uint32_t word = 0;
+    for (int j = 0; j < 8; ++j) {
+      const CodePlace place = code_place(bits, side, head_dim, token, first + j);
+      const CodeField field = code_field(bits, place.image);
+      const std::byte* at = region + place.block + place.byte;
+      int code = get_bits(at[field.line * 64], field.bits, field.at);
+      if (field.high_line >= 0) code |= get_bits(at[field.high_line * 64], 1, field.high_at) << field.bits;
+      word |= uint32_t(code) << (j * bits);
+    }
+    std::memcpy(wire + size_t(first / 8) * size_t(bits), &word, size_t(bits));
+  }
+  std::memcpy(wire + size_t(head_dim / 8 * bits),
+              region + head_wide_scales(bits, head_dim) + size_t(token) * 2, 2);
+}
+
 template <typename Move>
 void walk(DType type, KvSide side, int head_dim, int token, const Move& move) {
   if (const int size = plain_bytes(type)) return walk_plain(size, side, head_dim, token, move);
@@ -78,14 +136,19 @@ void walk(DType type, KvSide side, int head_dim, int token, const Move& move) {
 KvPage::KvPage(DType k, DType v, int head_dim)
     : key_row(formats::require(k).row_bytes(head_dim)), value_row(formats::require(v).row_bytes(head_dim)) {}
 
-bool kv_page_knows(DType type) { return plain_bytes(type) != 0 || block_form(type).codes != 0; }
+bool kv_page_knows(DType type) {
+  return plain_bytes(type) != 0 || block_form(type).codes != 0 || head_wide_bits(type) != 0;
+}
 
 void pack_row(DType type, KvSide side, int head_dim, const std::byte* wire, int token, std::byte* region) {
+  if (const int bits = head_wide_bits(type)) return pack_head_wide(bits, side, head_dim, wire, token, region);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(region + at, wire + from, bytes); });
 }
 
 void unpack_row(DType type, KvSide side, int head_dim, const std::byte* region, int token, std::byte* wire) {
+  if (const int bits = head_wide_bits(type))
+    return unpack_head_wide(bits, side, head_dim, region, token, wire);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(wire + from, region + at, bytes); });
 }

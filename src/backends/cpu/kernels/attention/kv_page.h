@@ -13,6 +13,21 @@
 //                 values  u32 [head_dim / 32][64]        (b, t)
 //     scales      keys    f16 [2][head_dim / 32][32]     (t / 32, b, t % 32)
 //                 values  f16 [head_dim / 32][64]        (b, t)
+//   head-wide types (tbq2_h tbq3_h tbq4_h, b bits a code): blocks of 512 codes in 64 b bytes, then the scales
+//     codes       keys    [2][head_dim / 16] blocks      (t / 32, d / 16) has 32 keys x 16 dimensions
+//                 values  [head_dim / 32][2][2] blocks   (d / 32, t / 32, d % 32 / 16) has 16 dim. x 32 tokens
+//     scales      f16 [64]                               (t)
+//   A block is b lines of 64 bytes that spread into 8 images of 64 codes, one a byte; an image is a vector of
+//   16 lanes of four bytes, the operand of a four-way int8 dot product:
+//     keys        image z, byte i is key 16 (z % 2) + i / 4, dimension 4 (z / 2) + i % 4
+//     values      image z, byte i is dimension i / 4, token 4 z + i % 4
+//   Byte i of line l holds byte i of several images:
+//     4 bits      2l (bits 0-3) and 2l + 1 (bits 4-7)
+//     3 bits      2l (bits 0-2) and 2l + 1 (bits 3-5); images 6 and 7 have their low bits in bits 6-7 of
+//                 lines 0 and 1, their high bits in bits 6 and 7 of line 2
+//     2 bits      4l .. 4l + 3 (bits 0-1, 2-3, 4-5, 6-7)
+//   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
+//   quarter of the 3-bit codes take two shifts and a select, which planes of 2 bits and 1 bit would need for all.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +62,21 @@ struct BlockForm {
   }
 };
 inline constexpr BlockForm kQ8Form{32, 0}, kQ5Form{16, 4}, kQ4Form{16, 0};
+
+// Where a code of a block of a head-wide type lies: `bits` bits of it at bit `at` of line `line`, and, when
+// high_line >= 0, the bit above them at bit high_at of line high_line.
+struct CodeField {
+  int line, at, bits, high_line, high_at;
+};
+constexpr CodeField code_field(int code_bits, int image) {
+  if (code_bits == 4) return {image / 2, image % 2 * 4, 4, -1, 0};
+  if (code_bits == 2) return {image / 4, image % 4 * 2, 2, -1, 0};
+  if (image < 6) return {image / 2, image % 2 * 3, 3, -1, 0};
+  return {image - 6, 6, 2, 2, image};
+}
+constexpr size_t head_wide_scales(int code_bits, int head_dim) {  // offset of the scales in a region
+  return size_t(graph::kPageTokens) * size_t(head_dim) / 8 * size_t(code_bits);
+}
 
 // True when this file lays out that type.
 bool kv_page_knows(DType type);

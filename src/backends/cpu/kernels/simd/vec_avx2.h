@@ -92,8 +92,68 @@ struct Vec {
   }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 
+  static I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
+  template <int n>
+  static I shift_right(I a) {
+    return _mm256_srli_epi32(a, n);
+  }
+  static I to_int(F x) { return _mm256_cvtps_epi32(x); }
+  static int32_t reduce_iadd(I x) {
+    const __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    const __m128i z = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(z, _mm_shuffle_epi32(z, 0xb1)));
+  }
+  static void store_u8(uint8_t* p, I x) {
+    const __m256i low = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c080400));
+    const __m128i y = _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), y);
+  }
+
+  static constexpr int kLevelBias = 0;
+  using Table = __m256i;
+  static Table load_table(const int8_t* levels) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
+  }
+  static I lookup(Table table, I codes) {
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+  }
+  static I select_bits(uint8_t mask, I a, I b) {
+    const I m = _mm256_set1_epi8(char(mask));
+    return _mm256_or_si256(_mm256_and_si256(m, a), _mm256_andnot_si256(m, b));
+  }
+  // No pair of products leaves 16 bits: 2 * 127 * 127 < 32768.
+  static I dot8(I acc, I levels, I words) {
+    return add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(levels), _mm256_sign_epi8(words, levels)));
+  }
+  static I dot7(I acc, I levels, I words) { return add_pairs(acc, _mm256_maddubs_epi16(words, levels)); }
+
+  static F sqrt(F a) { return _mm256_sqrt_ps(a); }
+  static I count_less(I count, F x, F y) {
+    return _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_LT_OQ)));
+  }
+  static F lookup16(const float* table, I index) {
+    const F low = _mm256_permutevar8x32_ps(load(table), index),
+            high = _mm256_permutevar8x32_ps(load(table + 8), index);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+  }
+  static F flip(F x, F signs) { return _mm256_xor_ps(x, signs); }
+  template <int kDistance>
+  static F butterfly(F x) {
+    constexpr auto sign = [](int lane) { return lane & kDistance ? -0.0f : 0.0f; };
+    const F upper = _mm256_setr_ps(sign(0), sign(1), sign(2), sign(3), sign(4), sign(5), sign(6), sign(7));
+    F other;
+    if constexpr (kDistance == 4)
+      other = _mm256_permute2f128_ps(x, x, 1);
+    else
+      other = _mm256_permute_ps(x, kDistance == 1 ? 0xb1 : 0x4e);
+    return _mm256_add_ps(other, _mm256_xor_ps(x, upper));
+  }
+
  private:
   static I lanes() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+  static I add_pairs(I acc, I pairs) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
 };
 
 }  // namespace kvasir::cpu::avx2

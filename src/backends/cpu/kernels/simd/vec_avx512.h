@@ -100,6 +100,62 @@ struct Vec {
   }
   static F to_float(I a) { return _mm512_maskz_cvtepi32_ps(kAll, a); }
 
+  static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+  template <int n>
+  static I shift_right(I a) {  // 32-bit lanes
+    return _mm512_maskz_srli_epi32(kAll, a, n);
+  }
+  static I to_int(F x) { return _mm512_maskz_cvtps_epi32(kAll, x); }  // nearest, ties to even
+  static int32_t reduce_iadd(I x) { return _mm512_reduce_add_epi32(x); }
+  // The low byte of each lane.
+  static void store_u8(uint8_t* p, I x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(kAll, x));
+  }
+
+  // Bytes of levels: a code's low kBits bits index a table of 16 entries of period 2^kBits; what lies above
+  // them is ignored. Levels come biased by kLevelBias, as dot8 wants them.
+  static constexpr int kLevelBias = 128;
+  using Table = __m512i;
+  static Table load_table(const int8_t* levels) {
+    const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels));
+    return _mm512_xor_si512(_mm512_maskz_broadcast_i32x4(kAll, sixteen), _mm512_set1_epi8(char(0x80)));
+  }
+  static I lookup(Table table, I codes) { return _mm512_maskz_permutexvar_epi8(~0ull, codes, table); }
+  // Bits of `mask` (of each byte) from a, the others from b.
+  static I select_bits(uint8_t mask, I a, I b) {
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(char(mask)), a, b, 0xca);
+  }
+  // acc + sums over the four bytes of each lane of (level + kLevelBias) * word, words in -127 .. 127.
+  static I dot8(I acc, I levels, I words) { return _mm512_dpbusd_epi32(acc, levels, words); }
+  // The same for words in 0 .. 127.
+  static I dot7(I acc, I levels, I words) { return _mm512_dpbusd_epi32(acc, levels, words); }
+
+  static F sqrt(F a) { return _mm512_maskz_sqrt_ps(kAll, a); }
+  static I count_less(I count, F x, F y) {  // count + (x < y)
+    return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), count, iset1(1));
+  }
+  static F lookup16(const float* table, I index) {  // table[index], 0 <= index < 16
+    return _mm512_maskz_permutexvar_ps(kAll, index, load(table));
+  }
+  static F flip(F x, F signs) { return _mm512_xor_ps(x, signs); }
+  // Lanes i and i ^ kDistance to their sum (in the lower) and difference, lower minus upper.
+  template <int kDistance>
+  static F butterfly(F x) {
+    static constexpr uint32_t kOn = 0x80000000u;
+    const auto sign = [](int lane) { return int(lane & kDistance ? kOn : 0); };
+    const I upper =
+        _mm512_setr_epi32(sign(0), sign(1), sign(2), sign(3), sign(4), sign(5), sign(6), sign(7), sign(8),
+                          sign(9), sign(10), sign(11), sign(12), sign(13), sign(14), sign(15));
+    F other;
+    if constexpr (kDistance == 1)
+      other = _mm512_maskz_permute_ps(kAll, x, 0xb1);
+    else if constexpr (kDistance == 2)
+      other = _mm512_maskz_permute_ps(kAll, x, 0x4e);
+    else
+      other = _mm512_maskz_shuffle_f32x4(kAll, x, x, kDistance == 4 ? 0xb1 : 0x4e);
+    return _mm512_add_ps(other, _mm512_xor_ps(x, _mm512_castsi512_ps(upper)));
+  }
+
  private:
   static __m256 low(F x) { return _mm512_castps512_ps256(x); }
   static __m256 high(F x) { return _mm512_maskz_extractf32x8_ps(0xff, x, 1); }

@@ -100,6 +100,59 @@ struct Vec {
   }
   static F to_float(I a) { return __builtin_convertvector(a, F); }
 
+  static I iadd(I a, I b) { return I(U(a) + U(b)); }
+  template <int n>
+  static I shift_right(I a) {
+    return I(U(a) >> n);
+  }
+  static I to_int(F x) { return __builtin_convertvector(round(x), I); }
+  static int32_t reduce_iadd(I x) {
+    return int32_t(uint32_t(x[0]) + uint32_t(x[1]) + uint32_t(x[2]) + uint32_t(x[3]));
+  }
+  static void store_u8(uint8_t* p, I x) {
+    for (int i = 0; i < kN; ++i) p[i] = uint8_t(x[i]);
+  }
+
+  static constexpr int kLevelBias = 0;
+  struct Table {
+    int8_t level[16];
+  };
+  static Table load_table(const int8_t* levels) { return read<Table>(levels); }
+  static I lookup(const Table& table, I codes) {
+    uint8_t bytes[16];
+    std::memcpy(bytes, &codes, sizeof(bytes));
+    for (uint8_t& b : bytes) b = uint8_t(table.level[b & 15]);
+    return read<I>(bytes);
+  }
+  static I select_bits(uint8_t mask, I a, I b) {
+    const I m = iset1(mask * 0x01010101);
+    return (a & m) | (b & ~m);
+  }
+  // Products of bytes fit 16 bits, and so does a pair of them: 2 * 127 * 127 < 32768.
+  static I dot8(I acc, I levels, I words) {
+    const S even = (S(levels) << 8 >> 8) * (S(words) << 8 >> 8), odd = (S(levels) >> 8) * (S(words) >> 8);
+    const I pairs = I(even + odd);
+    return acc + low(pairs) + (pairs >> 16);
+  }
+  static I dot7(I acc, I levels, I words) { return dot8(acc, levels, words); }
+
+  static F sqrt(F a) {
+    for (int i = 0; i < kN; ++i) a[i] = __builtin_sqrtf(a[i]);
+    return a;
+  }
+  static I count_less(I count, F x, F y) { return count - I(x < y); }
+  static F lookup16(const float* table, I index) {
+    return F{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
+  }
+  static F flip(F x, F signs) { return F(U(x) ^ U(signs)); }
+  template <int kDistance>
+  static F butterfly(F x) {
+    static_assert(kDistance == 1 || kDistance == 2);
+    const F other = kDistance == 1 ? F{x[1], x[0], x[3], x[2]} : F{x[2], x[3], x[0], x[1]};
+    const F upper = kDistance == 1 ? F{0, -0.0f, 0, -0.0f} : F{0, 0, -0.0f, -0.0f};
+    return other + flip(x, upper);
+  }
+
  private:
   static I low(I a) { return (a << 16) >> 16; }
   template <typename T>

@@ -82,6 +82,55 @@ struct Vec {
   static void store_s16(int16_t* p, F x) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(x))); }
   static F to_float(I a) { return vcvtq_f32_s32(a); }
 
+  static I iadd(I a, I b) { return vaddq_s32(a, b); }
+  template <int n>
+  static I shift_right(I a) {
+    if constexpr (n == 0)
+      return a;
+    else
+      return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), n));
+  }
+  static I to_int(F x) { return vcvtnq_s32_f32(x); }
+  static int32_t reduce_iadd(I x) { return vaddvq_s32(x); }
+  static void store_u8(uint8_t* p, I x) {
+    const uint16x4_t narrow = vmovn_u32(vreinterpretq_u32_s32(x));
+    const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(narrow, narrow))), 0);
+    __builtin_memcpy(p, &four, sizeof(four));
+  }
+
+  static constexpr int kLevelBias = 0;
+  using Table = int8x16_t;
+  static Table load_table(const int8_t* levels) { return vld1q_s8(levels); }
+  static I lookup(Table table, I codes) {
+    return vreinterpretq_s32_s8(vqtbl1q_s8(table, vandq_u8(vreinterpretq_u8_s32(codes), vdupq_n_u8(15))));
+  }
+  static I select_bits(uint8_t mask, I a, I b) {
+    return vreinterpretq_s32_u8(vbslq_u8(vdupq_n_u8(mask), vreinterpretq_u8_s32(a), vreinterpretq_u8_s32(b)));
+  }
+  static I dot8(I acc, I levels, I words) {
+    return vdotq_s32(acc, vreinterpretq_s8_s32(levels), vreinterpretq_s8_s32(words));
+  }
+  static I dot7(I acc, I levels, I words) { return dot8(acc, levels, words); }
+
+  static F sqrt(F a) { return vsqrtq_f32(a); }
+  static I count_less(I count, F x, F y) { return vsubq_s32(count, vreinterpretq_s32_u32(vcltq_f32(x, y))); }
+  static F lookup16(const float* table, I index) {
+    const uint8x16x4_t bytes = vld1q_u8_x4(reinterpret_cast<const uint8_t*>(table));
+    // Bytes 4 i .. 4 i + 3 of lane i's entry.
+    const uint32x4_t at = vmlaq_n_u32(vdupq_n_u32(0x03020100), vreinterpretq_u32_s32(index), 0x04040404);
+    return vreinterpretq_f32_u8(vqtbl4q_u8(bytes, vreinterpretq_u8_u32(at)));
+  }
+  static F flip(F x, F signs) {
+    return vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(x), vreinterpretq_u32_f32(signs)));
+  }
+  template <int kDistance>
+  static F butterfly(F x) {
+    static_assert(kDistance == 1 || kDistance == 2);
+    static constexpr float kUpper[4] = {0, kDistance == 1 ? -0.0f : 0, kDistance == 2 ? -0.0f : 0, -0.0f};
+    const F other = kDistance == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
+    return vaddq_f32(other, flip(x, vld1q_f32(kUpper)));
+  }
+
  private:
   static I lanes() {
     static constexpr int32_t kLanes[4] = {0, 1, 2, 3};

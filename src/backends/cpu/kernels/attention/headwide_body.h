@@ -1,0 +1,503 @@
+// Key and value producers of the head-wide types (tbq2_h, tbq3_h, tbq4_h). Query and output are in the
+// rotated basis of formats/head_wide.h. Included by each ISA file, into an unnamed namespace.
+//   levels: rounded to 8 bits of the largest, L8 = nearest(level / u), u = largest level / 127.
+//   scores: the query is rounded to 8 bits with one scale a row, q8 = nearest(q / qs), qs = max|q| / 127:
+//             s = k_scale * (qs * u) * sum_d q8[d] * L8[code[d]]     exact in int32, one key scale a score
+//           |s - k_scale * sum_d q[d] * level[d]|
+//             <= k_scale * (qs / 2 * sum_d |level[d]| + u / 2 * sum_d |q[d]| + head_dim * qs * u / 4)
+//           The rotation leaves no outliers, so max|q| is about 3.5 rms(q) and the two roundings add noise of
+//           0.8 % and 0.6 % (root mean square) to a code's own 10 % (4 bits) or more.
+//   values: w_j = p_j * v_scale_j is rounded to 14 bits of the largest that the row sees in the chunk, in two
+//           limbs of 7 bits that are int8 and uint8 at once:
+//             w14 = nearest(16383 w_j / m) = 128 hi + lo, m = max_j w_j
+//             out[d] += m / 16383 * u * sum_j w14[j] * L8[code[j][d]]     exact in int32
+//           Each w_j is off by at most m / 32766, each level by at most u / 2; m below 1e-30 adds nothing.
+// Integer sums do not depend on their order and what scales them is a product, so scores and the sums of a
+// chunk have the same bits on every ISA. Scales are not negative (the codecs write no others).
+#pragma once
+#include "backends/cpu/kernels/attention/headwide_tables.h"
+#include "backends/cpu/kernels/attention/kv_page.h"
+#include "backends/cpu/kernels/attention/producers_body.h"
+
+namespace kvasir::cpu {
+namespace {
+
+constexpr int kImage = 64;       // bytes of an image; see kv_page.h
+constexpr int kBlockImages = 8;  // images of a block
+constexpr int kBlockDims = 16;   // dimensions of a block
+
+// kN lanes of the 8 images of a block, from lines of kBits-bit codes or (8) from levels already looked up.
+template <typename Vec, int kBits>
+struct ImageReader {
+  using I = typename Vec::I;
+  I line[kBits];
+
+  explicit ImageReader(const std::byte* p) {
+#pragma GCC unroll 8
+    for (int l = 0; l < kBits; ++l) line[l] = Vec::iload(p + l * kImage);
+  }
+
+  template <int z>
+  [[gnu::always_inline]] I levels(const typename Vec::Table& table) const {
+    constexpr CodeField field = code_field(kBits, z);
+    I code = line[field.line];
+    if constexpr (field.at > 0) code = Vec::template shift_right<field.at>(code);
+    if constexpr (field.high_line >= 0) {
+      const I high = Vec::template shift_right<field.high_at - field.bits>(line[field.high_line]);
+      code = Vec::select_bits((1 << field.bits) - 1, code, high);
+    }
+    return Vec::lookup(table, code);
+  }
+};
+
+template <typename Vec>
+struct ImageReader<Vec, 8> {
+  const std::byte* images;
+  explicit ImageReader(const std::byte* p) : images(p) {}
+  template <int z>
+  [[gnu::always_inline]] typename Vec::I levels(const typename Vec::Table&) const {
+    return Vec::iload(images + z * kImage);
+  }
+};
+
+// Calls f(integral constant) for 0 .. n - 1.
+template <int n, typename F>
+[[gnu::always_inline]] inline void static_for(const F& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) [[gnu::always_inline]] {
+    (f(std::integral_constant<int, i>{}), ...);
+  }
+  (std::make_integer_sequence<int, n>{});
+}
+
+inline int32_t load_word(const uint8_t* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, sizeof(word));
+  return word;
+}
+
+inline void prefetch_line(const Streams& streams, unsigned i) {
+  __builtin_prefetch(streams.at[i % 4] + size_t(i / 4 * kImage), 0, 3);
+}
+
+// Looks up `n_blocks` blocks of codes once for several tiles.
+template <typename Vec, int kBits>
+void spread_blocks(const std::byte* codes, int n_blocks, const typename Vec::Table& table,
+                   const Streams& next, unsigned line, std::byte* images) {
+  for (int b = 0; b < n_blocks; ++b, codes += kBits * kImage, images += kBlockImages * kImage) {
+    for (int l = 0; l < kBits; ++l) prefetch_line(next, line++);
+    for (int at = 0; at < kImage; at += 4 * Vec::kN) {
+      const ImageReader<Vec, kBits> reader(codes + at);
+      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+        Vec::istore(images + z * kImage + at, reader.template levels<z>(table));
+      });
+    }
+  }
+}
+
+// From this many tiles on, codes are looked up once for all of them; the values are the same.
+constexpr int kSpreadTiles = 2;
+
+template <typename Vec, int kBits>
+struct HeadWideKeys {
+  using F = typename Vec::F;
+  using I = typename Vec::I;
+  static constexpr int n = Vec::kN;
+
+  // Packed query: int8 codes of a row together (a line more than a row, so that rows share no cache set),
+  // then of each row the scale and the start of its sums, which takes the levels' bias off.
+  static constexpr int kStride = kMaxHeadDim + 64;
+  struct Query {
+    uint8_t* codes;
+    float* scales;
+    int32_t* starts;
+    explicit Query(const std::byte* packed)
+        : codes(reinterpret_cast<uint8_t*>(const_cast<std::byte*>(packed))),
+          scales(reinterpret_cast<float*>(codes + size_t(kBlockRows) * kStride)),
+          starts(reinterpret_cast<int32_t*>(scales + kBlockRows)) {}
+  };
+  static size_t query_bytes(int) { return size_t(kBlockRows) * (kStride + sizeof(float) + sizeof(int32_t)); }
+
+  static void pack_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
+                         std::byte* packed) {
+    const Query query(packed);
+    const float step = head_wide_table(kBits, head_dim).step;
+    for (int i = 0; i < tile.n; ++i) {
+      F top = Vec::zero(), poison = Vec::zero();  // poison: NaN when a value is not finite, else 0
+      for (int d = 0; d < head_dim; d += n) {
+        const F x = Vec::load(q[i] + d);
+        top = Vec::max(top, Vec::abs(x));
+        poison = Vec::add(poison, Vec::mul(x, Vec::zero()));
+      }
+      const float most = Vec::reduce_max(top);
+      const F to_code = Vec::set1(most > 1e-30f ? 127.0f / most : 0.0f);
+      uint8_t* codes = query.codes + size_t(tile.row + i) * kStride;
+      I sum = Vec::izero();
+      for (int d = 0; d < head_dim; d += n) {
+        const I code = Vec::to_int(Vec::mul(Vec::load(q[i] + d), to_code));
+        sum = Vec::iadd(sum, code);
+        Vec::store_u8(codes + d, code);
+      }
+      query.scales[tile.row + i] = most / 127.0f * scale * step + Vec::reduce_add(poison);
+      query.starts[tile.row + i] = int32_t(-uint32_t(Vec::kLevelBias) * uint32_t(Vec::reduce_iadd(sum)));
+    }
+  }
+
+  struct Rows {
+    const uint8_t* codes;
+    const float* scales;
+    const int32_t* starts;
+    float* scores;
+  };
+
+  // 2n keys of a group: lanes `first` .. `first` + n - 1 of both halves of 16.
+  template <int kRows, int kFrom>
+  static void score_lanes(const std::byte* codes, const F16* key_scales, const typename Vec::Table& table,
+                          int head_dim, int first, const Rows& rows, const Streams& next) {
+    I acc[kRows][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) acc[i][0] = acc[i][1] = Vec::iset1(rows.starts[i]);
+    const std::byte* p = codes + first * 4;
+    const uint8_t* q = rows.codes;
+    unsigned line = 0;
+    for (int d = 0; d < head_dim; d += kBlockDims, p += kFrom * kImage, q += kBlockDims) {
+#pragma GCC unroll 4
+      for (int l = 0; l < (kFrom == 8 ? 0 : kFrom); ++l) prefetch_line(next, line++);
+      const ImageReader<Vec, kFrom> reader(p);
+      static_for<kBlockImages / 2>([&](auto j) [[gnu::always_inline]] {
+        const I k0 = reader.template levels<2 * j>(table), k1 = reader.template levels<2 * j + 1>(table);
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i) {
+          const I x = Vec::iset1(load_word(q + i * kStride + 4 * j));
+          acc[i][0] = Vec::dot8(acc[i][0], k0, x);
+          acc[i][1] = Vec::dot8(acc[i][1], k1, x);
+        }
+      });
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const F scale = Vec::load(key_scales + half * 16 + first);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+        const F s = Vec::mul(Vec::to_float(acc[i][half]), Vec::set1(rows.scales[i]));
+        Vec::store(rows.scores + i * kChunk + half * 16 + first, Vec::mul(s, scale));
+      }
+    }
+  }
+
+  template <int kFrom>
+  struct From {
+    template <int kRows>
+    struct Score {
+      static void call(const std::byte* codes, const F16* key_scales, const typename Vec::Table& table,
+                       int head_dim, const Rows& rows, const Streams& next) {
+        for (int first = 0; first < 16; first += n)
+          score_lanes<kRows, kFrom>(codes, key_scales, table, head_dim, first, rows, next);
+      }
+    };
+  };
+
+  template <int kFrom>
+  static void score_tiles(const ScoreTask& task, const std::byte* codes, const typename Vec::Table& table,
+                          Streams next) {
+    const Query query(task.query);
+    const F16* scales = reinterpret_cast<const F16*>(task.keys + head_wide_scales(kBits, task.head_dim)) +
+                        task.group * kGroupKeys;
+    for (int t = 0; t < task.n_tiles; ++t) {
+      const int row = task.tiles[t].row;
+      const Rows rows{query.codes + size_t(row) * kStride, query.scales + row, query.starts + row,
+                      task.scores + row * kChunk};
+      by_rows<From<kFrom>::template Score, Vec::kTileRows, const std::byte*, const F16*,
+              const typename Vec::Table&, int, const Rows&, const Streams&>(task.tiles[t].n, codes, scales,
+                                                                            table, task.head_dim, rows, next);
+      next = still(codes);  // only the first tile waits for memory
+    }
+  }
+
+  static void score(const ScoreTask& task) {
+    const int n_blocks = task.head_dim / kBlockDims;
+    const size_t group_bytes = size_t(n_blocks) * kBits * kImage;
+    const std::byte* codes = task.keys + size_t(task.group) * group_bytes;
+    const auto table = Vec::load_table(head_wide_table(kBits, task.head_dim).rounded);
+    const Streams next = after_keys(task, group_bytes);
+    if (task.next)  // scales lie apart from the codes
+      __builtin_prefetch(task.next + head_wide_scales(kBits, task.head_dim) + task.next_group * 64, 0, 2);
+    if (task.n_tiles < kSpreadTiles) return score_tiles<kBits>(task, codes, table, next);
+    spread_blocks<Vec, kBits>(codes, n_blocks, table, next, 0, task.scratch);
+    score_tiles<8>(task, task.scratch, table, still(codes));
+  }
+};
+
+// Rows of a register tile of values: two limbs of kMixRows rows and kMixPanels panels of 16 dimensions, so
+// that one broadcast of weights serves two products where there are registers for it.
+constexpr int kMixRows = 4;
+template <typename Vec>
+constexpr int kMixPanels = Vec::kTileRows > kMixRows ? 2 : 1;
+
+template <typename Vec, int kBits>
+struct HeadWideValues {
+  using F = typename Vec::F;
+  using I = typename Vec::I;
+  static constexpr int n = Vec::kN;
+  static constexpr int kBlockTokens = 32;
+  static constexpr int kPanels = kMixPanels<Vec>;
+  static constexpr int kSliceBytes =
+      4 * kBits * kImage;  // kSlice dimensions of a page: two panels of two blocks
+
+  // Limbs of a row's weights by column: high at 0, low at kChunk.
+  static constexpr int kStride = 2 * kChunk + 64;
+  struct Scratch {
+    float* units;       // [kBlockRows]: largest weight / 16383 * step
+    int32_t* biases;    // [kBlockRows]: what the levels' bias adds to the sums, negated
+    float* scales;      // [kChunk]
+    uint8_t* limbs;     // [kBlockRows][kStride]
+    std::byte* images;  // [4 pages] slices of levels
+    explicit Scratch(std::byte* p)
+        : units(reinterpret_cast<float*>(p)),
+          biases(reinterpret_cast<int32_t*>(units + kBlockRows)),
+          scales(reinterpret_cast<float*>(biases + kBlockRows)),
+          limbs(reinterpret_cast<uint8_t*>(scales + kChunk)),
+          images(reinterpret_cast<std::byte*>(limbs + size_t(kBlockRows) * kStride)) {}
+  };
+
+  // Whole blocks of tokens that a tile sees; tokens out of sight have weight zero.
+  struct Piece {
+    int page;  // index of the task's piece
+    int block, n_blocks;
+    int column;  // of the first block's first token
+  };
+  struct TilePieces {
+    Piece pieces[4];
+    int count;
+  };
+
+  static void clip_pieces(const MixTask& task, const RowTile& tile, TilePieces& out) {
+    const int lo = tile.lo - task.chunk_begin, hi = tile.hi - task.chunk_begin;
+    out.count = 0;
+    for (int i = 0; i < task.n_pieces; ++i) {
+      const ValuePiece& piece = task.pieces[i];
+      const int skip = lo > piece.column ? lo - piece.column : 0;
+      const int stop = hi < piece.column + piece.n ? hi - piece.column : piece.n;
+      if (skip >= stop) continue;
+      const int block = (piece.first + skip) / kBlockTokens;
+      const int end = (piece.first + stop + kBlockTokens - 1) / kBlockTokens;
+      out.pieces[out.count++] = {i, block, end - block, piece.column - piece.first + block * kBlockTokens};
+    }
+  }
+
+  static void load_scales(const MixTask& task, float* wide) {
+    for (int i = 0; i < task.n_pieces; ++i) {
+      const ValuePiece& piece = task.pieces[i];
+      const F16* scales = reinterpret_cast<const F16*>(piece.values + head_wide_scales(kBits, task.head_dim));
+      for (int t = 0; t < kPage; t += n)
+        Vec::store(wide + piece.column - piece.first + t, Vec::load(scales + t));
+    }
+  }
+
+  // Calls f(column, weight * scale) for the columns of a tile's pieces, n at a time; zero where the row or
+  // the piece sees nothing.
+  template <typename Fn>
+  [[gnu::always_inline]] static void walk_weights(const MixTask& task, const TilePieces& tile, int row,
+                                                  const float* scales, const Fn& f) {
+    const int row_lo = task.lo[row] - task.chunk_begin, row_hi = task.hi[row] - task.chunk_begin;
+    const float* weights = task.weights + row * kChunk;
+    for (int i = 0; i < tile.count; ++i) {
+      const ValuePiece& piece = task.pieces[tile.pieces[i].page];
+      const int lo = row_lo > piece.column ? row_lo : piece.column;
+      const int hi = row_hi < piece.column + piece.n ? row_hi : piece.column + piece.n;
+      const int end = tile.pieces[i].column + tile.pieces[i].n_blocks * kBlockTokens;
+      for (int column = tile.pieces[i].column; column < end; column += n) {
+        const F w = Vec::mul(Vec::load(weights + column), Vec::load(scales + column));
+        f(column, lo <= column && column + n <= hi ? w : Vec::keep(w, lo - column, hi - column, Vec::zero()));
+      }
+    }
+  }
+
+  static void split_weights(const MixTask& task, const TilePieces& tile, int row, float step,
+                            const Scratch& scratch) {
+    F most = Vec::zero();
+    walk_weights(task, tile, row, scratch.scales, [&](int, F w) { most = Vec::max(most, w); });
+    const float top = Vec::reduce_max(most);
+    const bool any = top > 1e-30f;
+    const F to_code = Vec::set1(any ? 16383.0f / top : 0.0f);
+    scratch.units[row] = any ? top / 16383.0f * step : 0.0f;
+    uint8_t* limbs = scratch.limbs + size_t(row) * kStride;
+    I sum = Vec::izero();
+    walk_weights(task, tile, row, scratch.scales, [&](int column, F w) {
+      const I code = Vec::to_int(Vec::mul(w, to_code));
+      sum = Vec::iadd(sum, code);
+      Vec::store_u8(limbs + column, Vec::template shift_right<7>(code));
+      Vec::store_u8(limbs + kChunk + column, Vec::bit_and(code, Vec::iset1(127)));
+    });
+    scratch.biases[row] = int32_t(-uint32_t(Vec::kLevelBias) * uint32_t(Vec::reduce_iadd(sum)));
+  }
+
+  // Codes (or levels) of a slice by page.
+  struct Slice {
+    const std::byte* pages[4];
+    const TilePieces* tile;
+  };
+  struct Rows {
+    const uint8_t* limbs;
+    const float *units, *keep, *blend;
+    const int32_t* biases;
+    float* out;
+    int out_stride;
+  };
+
+  template <int kRows>
+  struct Sums {
+    I high[kRows][kPanels], low[kRows][kPanels];
+  };
+
+  // Adds a block of tokens.
+  template <int kRows, int kFrom>
+  [[gnu::always_inline]] static void add_block(const std::byte* p, const uint8_t* w,
+                                               const typename Vec::Table& table, Sums<kRows>& sums) {
+    const ImageReader<Vec, kFrom> first(p), second(p + (kPanels > 1 ? kFrom * kImage : 0));
+    static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+      I v[kPanels];
+      v[0] = first.template levels<z>(table);
+      if constexpr (kPanels > 1) v[1] = second.template levels<z>(table);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) {
+        const I high = Vec::iset1(load_word(w + i * kStride + 4 * z));
+        const I low = Vec::iset1(load_word(w + i * kStride + kChunk + 4 * z));
+#pragma GCC unroll 2
+        for (int panel = 0; panel < kPanels; ++panel) {
+          sums.high[i][panel] = Vec::dot7(sums.high[i][panel], v[panel], high);
+          sums.low[i][panel] = Vec::dot7(sums.low[i][panel], v[panel], low);
+        }
+      }
+    });
+  }
+
+  // Panels from `panel` on, lanes from `first` on.
+  template <int kRows, int kFrom>
+  static void mix_lanes(const Slice& slice, const typename Vec::Table& table, int panel, int first,
+                        const Rows& rows, const Streams& next) {
+    Sums<kRows> sums;
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+      for (int j = 0; j < kPanels; ++j) sums.high[i][j] = sums.low[i][j] = Vec::izero();
+    unsigned line = unsigned(panel) * (4 * kSliceBytes / kImage / 2);
+    for (int piece = 0; piece < slice.tile->count; ++piece) {
+      const Piece& at = slice.tile->pieces[piece];
+      const std::byte* p = slice.pages[at.page] + (at.block * 2 + panel) * kFrom * kImage + first * 4;
+      const uint8_t* w = rows.limbs + at.column;
+      for (int b = 0; b < at.n_blocks; ++b, p += 2 * kFrom * kImage, w += kBlockTokens) {
+        if constexpr (kFrom != 8) {
+#pragma GCC unroll 8
+          for (int l = 0; l < kPanels * kFrom; ++l) prefetch_line(next, line++);
+        }
+        add_block<kRows, kFrom>(p, w, table, sums);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+      for (int j = 0; j < kPanels; ++j) {
+        float* o = rows.out + size_t(i) * rows.out_stride + (panel + j) * kBlockDims + first;
+        const I limbs = Vec::iadd(Vec::template shift_left32<7>(sums.high[i][j]), sums.low[i][j]);
+        const I sum = Vec::iadd(limbs, Vec::iset1(rows.biases[i]));
+        const F part = Vec::mul(Vec::to_float(sum), Vec::set1(rows.units[i]));
+        const F old = Vec::mul(Vec::load(o), Vec::set1(rows.keep[i]));
+        Vec::store(o, Vec::fma(part, Vec::set1(rows.blend[i]), old));  // as `merged` of the flash body
+      }
+  }
+
+  template <int kFrom>
+  struct From {
+    template <int kRows>
+    struct Mix {
+      static void call(const Slice& slice, const typename Vec::Table& table, const Rows& rows,
+                       const Streams& next) {
+        for (int panel = 0; panel < 2; panel += kPanels)
+          for (int first = 0; first < kBlockDims; first += n)
+            mix_lanes<kRows, kFrom>(slice, table, panel, first, rows, next);
+      }
+    };
+  };
+
+  // What is read after slice d: the next slice of each page, or the next chunk's keys.
+  static Streams after_slice(const MixTask& task, int d) {
+    return after_values(task, d, kSliceBytes, size_t(task.head_dim) * kGroupKeys / 8 * kBits);
+  }
+
+  // A share of the next chunk's first page of keys with every slice: scoring waits for memory, mixing does
+  // not.
+  static void prefetch_keys(const MixTask& task, int d) {
+    if (!task.next_keys) return;
+    const char* keys = reinterpret_cast<const char*>(task.next_keys) + size_t(d / kSlice) * kSliceBytes;
+    for (int at = 0; at < kSliceBytes; at += kImage) __builtin_prefetch(keys + at, 0, 2);
+  }
+
+  // One slice: kMixRows rows of a tile at a time.
+  template <int kFrom>
+  static void mix_tiles(const MixTask& task, const TilePieces* tiles, int d, const Scratch& scratch,
+                        Slice slice, const typename Vec::Table& table, Streams next) {
+    for (int t = 0; t < task.n_tiles; ++t) {
+      if (tiles[t].count == 0) continue;
+      slice.tile = tiles + t;
+      const int end = task.tiles[t].row + task.tiles[t].n;
+      for (int row = task.tiles[t].row; row < end; row += kMixRows) {
+        const Rows rows{scratch.limbs + size_t(row) * kStride,
+                        scratch.units + row,
+                        task.keep + row,
+                        task.blend + row,
+                        scratch.biases + row,
+                        task.out + size_t(row) * task.head_dim + d,
+                        task.head_dim};
+        by_rows<From<kFrom>::template Mix, kMixRows, const Slice&, const typename Vec::Table&, const Rows&,
+                const Streams&>(end - row < kMixRows ? end - row : kMixRows, slice, table, rows, next);
+        next = still(slice.pages[0]);
+      }
+    }
+  }
+
+  static void mix(const MixTask& task) {
+    const Scratch scratch(task.scratch);
+    const HeadWideTable& constants = head_wide_table(kBits, task.head_dim);
+    const auto table = Vec::load_table(constants.rounded);
+    load_scales(task, scratch.scales);
+    TilePieces tiles[kBlockRows];
+    for (int t = 0; t < task.n_tiles; ++t) {
+      const RowTile& tile = task.tiles[t];
+      clip_pieces(task, tile, tiles[t]);
+      for (int row = tile.row; row < tile.row + tile.n && tiles[t].count; ++row)
+        split_weights(task, tiles[t], row, constants.step, scratch);
+    }
+    const bool spread = task.n_tiles > 1 || task.tiles[0].n > kMixRows;
+    for (int d = 0; d < task.head_dim; d += kSlice) {
+      const Streams next = after_slice(task, d);
+      prefetch_keys(task, d);
+      Slice slice{};
+      for (int i = 0; i < task.n_pieces; ++i)
+        slice.pages[i] = task.pieces[i].values + size_t(d / kSlice) * kSliceBytes;
+      if (!spread) {
+        mix_tiles<kBits>(task, tiles, d, scratch, slice, table, next);
+        continue;
+      }
+      for (int i = 0; i < task.n_pieces; ++i) {
+        std::byte* images = scratch.images + size_t(i) * 4 * kBlockImages * kImage;
+        spread_blocks<Vec, kBits>(slice.pages[i], 4, table, next, unsigned(i) * 4 * kBits, images);
+        slice.pages[i] = images;
+      }
+      mix_tiles<8>(task, tiles, d, scratch, slice, table, still(scratch.images));
+    }
+  }
+};
+
+template <typename Vec, int kBits>
+constexpr KeyProducer head_wide_keys(DType type) {
+  using P = HeadWideKeys<Vec, kBits>;
+  return {type, P::query_bytes, P::pack_query, P::score};
+}
+
+template <typename Vec, int kBits>
+constexpr ValueProducer head_wide_values(DType type) {
+  return {type, HeadWideValues<Vec, kBits>::mix};
+}
+
+}  // namespace
+}  // namespace kvasir::cpu
