@@ -1,10 +1,13 @@
 // Speed of attention beside what the machine can do in the same minute:
-//   decode   one token at depth, caches of at least 512 MiB rotated through; GB/s of K and V read and share
-//   of the read
-//            bandwidth
-//   prefill  512 tokens at depth 0 and 3584; GFLOP/s (4 * head_dim a visible pair and head) and share of the
-//   f32 FMA peak append   512 tokens written; million values a second (K and V)
-// Slices alternate with slices of the read probe or the peak loop; best and (median) of each.
+//   decode   one token at depth, caches of at least 512 MiB rotated through; GB/s of K and V read, share of
+//   the read
+//            bandwidth, and values a second over those of f16
+//   prefill  512 tokens at depth 0 and 3584; GFLOP/s (4 * head_dim a visible pair and head), share of the f32
+//   FMA
+//            peak, and the ratio to f16
+//   append   512 tokens written, and encoded where the type encodes whole pages; million values a second (K
+//   and V)
+// Slices alternate with slices of f16 and of the read probe or the peak loop; best and (median) of each.
 //   attention [-t threads] [-s seconds a figure] [-d depth] [--isa NAME] [--plain] [K/V ...]
 #include "backends/cpu/kernels/attention/attention.h"
 
@@ -55,15 +58,18 @@ std::vector<float> random_floats(size_t n) {
   return x;
 }
 
-// As many caches of n_keys tokens as fill kCacheBytes; every page holds the same 64 random tokens.
+// As many caches of n_keys tokens as fill kCacheBytes; every page holds the same 64 random tokens, and so
+// does the one exact page.
 struct Caches {
   Geometry g;
   DType k, v;
   Isa isa;
   int n_keys, n_caches;
   size_t page_bytes;
-  AlignedBuffer pages;
+  AlignedBuffer pages, exact;
   std::vector<std::vector<int32_t>> tables;
+  std::vector<int32_t> exact_table;
+  size_t exact_bytes;
 
   Caches(const Geometry& geometry, DType kt, DType vt, int keys, size_t bytes, Isa level, ThreadPool& pool)
       : g(geometry), k(kt), v(vt), isa(level), n_keys(keys) {
@@ -75,6 +81,9 @@ struct Caches {
       tables.emplace_back();
       for (int p = 0; p < n_pages; ++p) tables.back().push_back(c * n_pages + p);
     }
+    exact_bytes = graph::kv_exact_page_bytes({0, g.head_dim, g.n_kv, 0, k, v});
+    exact = AlignedBuffer(exact_bytes + 64);
+    exact_table.assign(size_t(n_pages), exact_bytes ? 0 : -1);
     append(0, 64);
     pool.run([&](int thread) {
       for (int64_t p = 1 + thread; p < int64_t(n_pages) * n_caches; p += pool.size())
@@ -89,21 +98,18 @@ struct Caches {
     for (int i = 0; i < end; ++i) rows.push_back({0, i, 0, 0});
     graph::SequenceView view;
     view.page_table[0] = tables[0];
-    append_rows(isa,
-                {k,
-                 v,
-                 x.data(),
-                 x.data(),
-                 width,
-                 width,
-                 rows.data(),
-                 {&view, 1},
-                 0,
-                 pages.data(),
-                 page_bytes,
-                 g.n_kv,
-                 g.head_dim},
-                begin, end);
+    view.exact_table[0] = exact_table;
+    const AppendArgs args{k,          v, x.data(),     x.data(),   width,  width,      rows.data(),
+                          {&view, 1}, 0, pages.data(), page_bytes, g.n_kv, g.head_dim, exact_pages()};
+    append_rows(isa, args, begin, end);
+    for (int page = begin / 64; page < end / 64; ++page)
+      for (int head = 0; head < g.n_kv; ++head)
+        for (int side = 0; side < 2; ++side) commit_page(isa, args, 0, page, head, side);
+  }
+
+  ExactPages exact_pages() const {
+    std::byte* data = const_cast<std::byte*>(exact.data());
+    return {data, data, 1, exact_bytes};
   }
 };
 
@@ -136,6 +142,8 @@ struct Caller {
     args.n_head = caches.g.n_head, args.n_kv = caches.g.n_kv, args.head_dim = caches.g.head_dim;
     args.scale = 1.0f / float(caches.g.head_dim);
     args.page_table = caches.tables[0];
+    args.exact_table = caches.exact_table;
+    args.exact = caches.exact_pages();
     return args;
   }
 
@@ -170,70 +178,111 @@ struct Caller {
 };
 
 struct Figure {
-  Rates rate, roof;
+  Rates rate, f16, roof;
 };
 
-template <class Work, class Roof>
-Figure alternate(double seconds, const Work& work, const Roof& roof) {
-  std::vector<double> rates, roofs;
+template <class Work, class F16, class Roof>
+Figure alternate(double seconds, const Work& work, const F16& f16, const Roof& roof) {
+  std::vector<double> rates, plain, roofs;
   const auto begin = std::chrono::steady_clock::now();
-  while (rates.size() < 5 || seconds_since(begin) < seconds) rates.push_back(work()), roofs.push_back(roof());
-  return {summarise(rates), summarise(roofs)};
+  while (rates.size() < 5 || seconds_since(begin) < seconds)
+    rates.push_back(work()), plain.push_back(f16()), roofs.push_back(roof());
+  return {summarise(rates), summarise(plain), summarise(roofs)};
 }
 
-void print(const Figure& f) {
-  std::printf(" %.1f (%.1f) | %.0f %% (%.0f %%) |", f.rate.best / 1e9, f.rate.median / 1e9,
-              100 * f.rate.best / f.roof.best, 100 * f.rate.median / f.roof.median);
+// `unit`: what one of the printed unit is in a rate; `base`: the same of f16.
+void print(const Figure& f, double unit, double base) {
+  const double best = f.rate.best * unit, median = f.rate.median * unit;
+  std::printf(" %.1f (%.1f) | %.0f %% (%.0f %%) | %.2f (%.2f) |", best / 1e9, median / 1e9,
+              100 * best / f.roof.best, 100 * median / f.roof.median, best / (f.f16.best * base),
+              median / (f.f16.median * base));
 }
 
-Figure measure_decode(const Options& options, const Caches& caches, Caller& caller, ReadProbe& probe) {
-  const double bytes = double(caches.page_bytes) / 64 * options.depth;
-  const int calls = std::max(1, int(double(32 << 20) * options.threads / bytes));
+// One pair at one geometry, ready to be measured.
+struct Subject {
+  Caches caches;
+  Caller caller;
+  Subject(const Options& options, const Geometry& g, DType k, DType v, ThreadPool& pool)
+      : caches(g, k, v, options.depth, kCacheBytes, options.isa, pool),
+        caller(pool, variant_of(options, g, k, v), g, kPrefillRows, options.depth) {}
+
+  static const AttentionVariant* variant_of(const Options& options, const Geometry& g, DType k, DType v) {
+    std::string why;
+    const AttentionVariant* variant = find_attention(k, v, g.head_dim, options.isa, options.flash, &why);
+    if (!variant) fail(ErrorCode::kRefused, "{}", why);
+    return variant;
+  }
+
   int at = 0;
-  return alternate(
-      options.seconds, [&] { return caller.decode(caches, (at += calls) - calls, calls) * bytes; },
+  // Slices of 32 MiB a thread; returns calls a second.
+  double decode(const Options& options) {
+    const double bytes = double(caches.page_bytes) / 64 * options.depth;
+    const int calls = std::max(1, int(double(32 << 20) * options.threads / bytes));
+    return caller.decode(caches, (at += calls) - calls, calls);
+  }
+};
+
+void measure_decode(const Options& options, Subject& subject, Subject& f16, ReadProbe& probe) {
+  const Figure f = alternate(
+      options.seconds, [&] { return subject.decode(options); }, [&] { return f16.decode(options); },
       [&] { return probe.slice(); });
+  const double bytes = double(subject.caches.page_bytes) / 64 * options.depth;
+  print(f, bytes, bytes);
 }
 
 // A prefill in slices of a few items each, so that a slice fits between other programs' turns: the sum of the
 // best (median) times of the slices stands for the call.
-Figure measure_prefill(const Options& options, const Caches& caches, Caller& caller, int depth) {
+struct Prefill {
+  const AttentionArgs args;
+  const AttentionPlan plan;
+  int64_t step, groups;
+  std::vector<std::vector<double>> rates;
+
+  Prefill(const Options& options, const Subject& subject, const std::vector<graph::Row>& rows)
+      : args(subject.caller.args_of(subject.caches, rows)),
+        plan(plan_attention(args)),
+        step(2 * options.threads),
+        groups((plan.n_items[0] + step - 1) / step),
+        rates(size_t(groups)) {}
+  void slice(Caller& caller, int64_t g) {
+    const int64_t end = std::min(plan.n_items[0], (g + 1) * step);
+    rates[size_t(g)].push_back(caller.prefill_items(args, plan, g * step, end));
+  }
+  Rates calls() const {
+    double best = 0, median = 0;
+    for (const auto& group : rates) {
+      const Rates r = summarise(group);
+      best += 1 / r.best, median += 1 / r.median;
+    }
+    return {1 / median, 1 / best};
+  }
+};
+
+void measure_prefill(const Options& options, Subject& subject, Subject& f16, int depth) {
   std::vector<graph::Row> rows;
   for (int i = 0; i < kPrefillRows; ++i) rows.push_back({0, depth + i, 0, 0});
-  const AttentionArgs args = caller.args_of(caches, rows);
-  const AttentionPlan plan = plan_attention(args);
-  const int64_t step = 2 * options.threads, groups = (plan.n_items[0] + step - 1) / step;
-  const double pairs = double(kPrefillRows) * depth + double(kPrefillRows) * (kPrefillRows + 1) / 2;
+  Prefill one(options, subject, rows), base(options, f16, rows);
   const auto peak = roofline_kernels(options.isa).f32;
-  std::vector<std::vector<double>> rates{size_t(groups)};
   std::vector<double> roofs;
   const auto begin = std::chrono::steady_clock::now();
   for (int round = 0; round < 5 || seconds_since(begin) < options.seconds; ++round)
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t end = std::min(plan.n_items[0], (g + 1) * step);
-      rates[size_t(g)].push_back(caller.prefill_items(args, plan, g * step, end));
-      roofs.push_back(slice_rate(caller.pool, [&](int) { return peak(10000); }));
+    for (int64_t g = 0; g < one.groups; ++g) {
+      one.slice(subject.caller, g);
+      base.slice(f16.caller, g);
+      roofs.push_back(slice_rate(subject.caller.pool, [&](int) { return peak(10000); }));
     }
-  double best = 0, median = 0;
-  for (const auto& group : rates) {
-    const Rates r = summarise(group);
-    best += 1 / r.best, median += 1 / r.median;
-  }
-  const double flops = 4.0 * caches.g.head_dim * pairs * caches.g.n_head;
-  return {{flops / median, flops / best}, summarise(roofs)};
+  const double pairs = double(kPrefillRows) * depth + double(kPrefillRows) * (kPrefillRows + 1) / 2;
+  const double flops = 4.0 * subject.caches.g.head_dim * pairs * subject.caches.g.n_head;
+  print({one.calls(), base.calls(), summarise(roofs)}, flops, flops);
 }
 
-void measure(const Options& options, const Geometry& g, DType k, DType v, ThreadPool& pool,
+void measure(const Options& options, const Geometry& g, DType k, DType v, Subject& f16, ThreadPool& pool,
              ReadProbe& probe) {
-  std::string why;
-  const AttentionVariant* variant = find_attention(k, v, g.head_dim, options.isa, options.flash, &why);
-  if (!variant) fail(ErrorCode::kRefused, "{}", why);
-  std::printf("| %s | %s |", g.name, attention_name(*variant));
-  const Caches caches(g, k, v, options.depth, kCacheBytes, options.isa, pool);
-  Caller caller(pool, variant, g, kPrefillRows, options.depth);
-  print(measure_decode(options, caches, caller, probe));
+  Subject subject(options, g, k, v, pool);
+  std::printf("| %s | %s |", g.name, attention_name(*subject.caller.variant));
+  measure_decode(options, subject, f16, probe);
   for (int depth : {0, 3584})
-    if (depth + kPrefillRows <= options.depth) print(measure_prefill(options, caches, caller, depth));
+    if (depth + kPrefillRows <= options.depth) measure_prefill(options, subject, f16, depth);
   Caches one(g, k, v, kPrefillRows, 1, options.isa, pool);
   std::vector<double> rates;
   for (int i = 0; i < 200; ++i) {
@@ -253,16 +302,18 @@ void run(const Options& options) {
   std::printf("threads %d, depth %d, %s; best (median) of slices\n\n", options.threads, options.depth,
               cpu_name().c_str());
   std::printf(
-      "| geometry | variant | decode GB/s | of read | prefill 512 GFLOP/s | of FMA peak | at 3584 GFLOP/s | "
-      "of FMA peak "
-      "| append Mvalues/s, 1 thread |\n|---|---|---|---|---|---|---|---|---|\n");
-  for (const Geometry& g : kGeometries)
+      "| geometry | variant | decode GB/s | of read | x f16 | prefill 512 GFLOP/s | of FMA peak | x f16 "
+      "| at 3584 GFLOP/s | of FMA peak | x f16 | append Mvalues/s, 1 thread |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+  for (const Geometry& g : kGeometries) {
+    Subject f16(options, g, DType::f16, DType::f16, pool);
     for (const std::string& pair : options.pairs) {
       const size_t slash = pair.find('/');
       const std::string k = pair.substr(0, slash),
                         v = slash == std::string::npos ? k : pair.substr(slash + 1);
-      measure(options, g, type_of(k, formats::kKeys), type_of(v, formats::kValues), pool, probe);
+      measure(options, g, type_of(k, formats::kKeys), type_of(v, formats::kValues), f16, pool, probe);
     }
+  }
 }
 
 }  // namespace
@@ -285,7 +336,7 @@ int main(int argc, char** argv) {
     else
       options.pairs.push_back(arg);
   }
-  if (options.pairs.empty()) options.pairs = {"f16", "q8_0", "q4_0"};
+  if (options.pairs.empty()) options.pairs = {"f16", "q8_0", "q4_0", "tbq4_h", "tbq3_h", "tbq2_h"};
   try {
     run(options);
   } catch (const Error& error) {
