@@ -1,4 +1,4 @@
-// trace MODEL [rows] [depth] [kv type] [threads]: where the time of one step goes, op by op, with GB/s and Gop/s of the matmuls.
+// trace MODEL [rows] [depth] [kv type] [threads] [backend]: where the time of one step goes, op by op, with GB/s and Gop/s of the matmuls.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,12 +21,13 @@ struct Total {
 std::string without_layer(const std::string& op) { return op.substr(0, op.find_last_of('.')); }
 
 int run(int argc, char** argv) {
-  if (argc < 2) fail(ErrorCode::kUsage, "usage: trace MODEL [rows=512] [depth=0] [kv=f16] [threads=2]");
+  if (argc < 2) fail(ErrorCode::kUsage, "usage: trace MODEL [rows=512] [depth=0] [kv=f16] [threads=2] [backend=cpu]");
   const int n_rows = argc > 2 ? std::atoi(argv[2]) : 512;
   const int depth = argc > 3 ? std::atoi(argv[3]) : 0;
   engine::LoadOptions load;
   load.path = argv[1];
   load.n_threads = argc > 5 ? std::atoi(argv[5]) : 2;
+  if (argc > 6) load.backend = argv[6];
   auto model = engine::Model::load(load);
   engine::SessionOptions options;
   options.n_ctx = depth + n_rows + 64;

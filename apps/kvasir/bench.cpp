@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/registry/registry.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -44,6 +45,7 @@ std::vector<BenchTest> tests_of(const Args& args) {
 }
 
 std::vector<engine::KvTypes> kv_pairs(const Args& args) {
+  const std::string& backend = args.text("backend");
   std::vector<engine::KvTypes> pairs;
   if (args.given("kv-types")) {
     if (args.given("cache-type-k") || args.given("cache-type-v"))
@@ -54,13 +56,13 @@ std::vector<engine::KvTypes> kv_pairs(const Args& args) {
         if (names.size() != 2 || !formats::find(name))
           fail(ErrorCode::kUsage, "-ctkv {}: must be K/V, two of: {}", pair, cache_types_text());
       pairs.push_back(
-          {.k = kv_type(names[0], true), .v = kv_type(names[1], false), .k_sliding = {}, .v_sliding = {}});
+          {.k = kv_type(names[0], true, backend), .v = kv_type(names[1], false, backend), .k_sliding = {}, .v_sliding = {}});
     }
     return pairs;
   }
   for (const std::string& k : args.texts("cache-type-k"))
     for (const std::string& v : args.texts("cache-type-v"))
-      pairs.push_back({.k = kv_type(k, true), .v = kv_type(v, false), .k_sliding = {}, .v_sliding = {}});
+      pairs.push_back({.k = kv_type(k, true, backend), .v = kv_type(v, false, backend), .k_sliding = {}, .v_sliding = {}});
   return pairs;
 }
 
@@ -84,6 +86,7 @@ std::vector<std::string> varied_names(const Args& args) {
 
 int bench(const Args& args) {
   require_backend(args);
+  const std::string& backend = args.text("backend");
   BenchPlan plan;
   plan.tests = tests_of(args);
   plan.setups = setups_of(args);
@@ -99,12 +102,14 @@ int bench(const Args& args) {
   writer->begin();
   for (int n_threads : threads) {
     cpu::Roofline roofline;
-    {
+    if (backend != "cpu") {
+      roofline.read_gb_s = backends::copy_rate(backend) / 1e9;
+    } else {
       ThreadPool pool(n_threads);
       roofline = cpu::measure_roofline(pool, kProbeSeconds);
     }
     for (const std::string& path : models)
-      measure(load_model(path, n_threads, loudness(args)), plan, roofline,
+      measure(load_model(path, n_threads, loudness(args), backend), plan, roofline,
               [&](const BenchRow& row) { writer->row(row); });
   }
   writer->end();

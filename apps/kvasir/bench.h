@@ -26,6 +26,7 @@ struct BenchRow {
   BenchSetup setup;
   BenchTest test;
   std::string model_path, model_type, cpu, isa, test_time;
+  std::string backend, gpu;  // "CPU" or "CUDA"; the device's name or nothing
   uint64_t model_size = 0;
   int64_t n_params = 0;
   int n_threads = 0;

@@ -1,5 +1,6 @@
 // Timing for `kvasir bench`.
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -166,7 +167,11 @@ BenchRow describe(const engine::Model& model, const BenchSetup& setup, const Ben
   row.n_params = model.n_params();
   row.n_threads = model.n_threads();
   row.cpu = cpu_name();
-  row.isa = model.backend().caps().isa;
+  const backends::Caps caps = model.backend().caps();
+  row.isa = caps.isa;
+  row.backend = caps.name;
+  std::ranges::transform(row.backend, row.backend.begin(), [](unsigned char c) { return char(std::toupper(c)); });
+  if (caps.name != "cpu") row.gpu = caps.device;
   row.test_time = utc_time();
   return row;
 }

@@ -22,8 +22,8 @@ Json to_json(const BenchRow& row) {
   Json json = {{"build_commit", commit()},
                {"build_number", 0},
                {"cpu_info", row.cpu},
-               {"gpu_info", ""},
-               {"backends", "CPU"},
+               {"gpu_info", row.gpu},
+               {"backends", row.backend},
                {"model_filename", row.model_path},
                {"model_type", row.model_type},
                {"model_size", row.model_size},
@@ -33,7 +33,7 @@ Json to_json(const BenchRow& row) {
                {"n_threads", row.n_threads},
                {"type_k", kv_name(row.setup.kv.k)},
                {"type_v", kv_name(row.setup.kv.v)},
-               {"n_gpu_layers", 0},
+               {"n_gpu_layers", row.gpu.empty() ? 0 : 99},
                {"flash_attn", row.setup.flash_attention},
                {"n_prompt", row.test.n_prompt},
                {"n_gen", row.test.n_gen},
@@ -135,7 +135,7 @@ class MarkdownWriter : public BenchWriter {
     columns_ = {{"model", -26, [](const BenchRow& row) { return row.model_type; }},
                 {"size", 10, [](const BenchRow& row) { return size_text(double(row.model_size)); }},
                 {"params", 10, [](const BenchRow& row) { return count_text(double(row.n_params)); }},
-                {"backend", -7, [](const BenchRow&) { return "CPU"; }},
+                {"backend", -7, [](const BenchRow& row) { return row.backend; }},
                 {"threads", 7, [](const BenchRow& row) { return std::to_string(row.n_threads); }}};
     for (Column& column : varied_columns(varied)) columns_.push_back(std::move(column));
     const std::vector<Column> figures = {

@@ -1,8 +1,8 @@
 // kvasir devices: what this machine has, and how fast it is.
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu/roofline.h"
+#include "backends/registry/registry.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -13,14 +13,30 @@
 namespace kvasir::app {
 namespace {
 
-struct Absent {
-  std::string_view backend, name, reason;
+struct Other {
+  std::string backend, name, status, reason;
+  uint64_t memory_bytes = 0;
+  double copy_gb_s = 0;
 };
-constexpr std::array<Absent, 3> kAbsent{{
-    {"cuda", "NVIDIA GPUs", "not in this build: it has no CUDA backend yet"},
-    {"vulkan", "GPUs with a Vulkan driver", "not in this build: it has no Vulkan backend yet"},
-    {"metal", "Apple GPUs", "not in this build: it has no Metal backend yet"},
-}};
+
+// Every backend but the cpu.
+std::vector<Other> other_backends(bool measure) {
+  std::vector<Other> rows;
+  for (const backends::BackendStatus& status : backends::known_backends()) {
+    if (status.name == "cpu") continue;
+    Other row{status.name, status.name == "cuda" ? "NVIDIA GPUs" : status.name == "metal" ? "Apple GPUs" : "GPUs with a Vulkan driver",
+              status.reason.starts_with("not built") ? "not built" : "no device", status.reason};
+    if (status.available) {
+      const backends::Caps caps = backends::create_backend(status.name, 1)->caps();
+      row.name = caps.device;
+      row.status = "ready";
+      row.memory_bytes = caps.memory_bytes;
+      if (measure) row.copy_gb_s = backends::copy_rate(status.name) / 1e9;
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
 
 constexpr double kProbeSeconds = 0.5;
 
@@ -48,12 +64,14 @@ int devices(const Args& args) {
       cpu_row["load"] = load_average();
     }
     Json list = Json::array({cpu_row});
-    for (const Absent& absent : kAbsent)
-      list.push_back({{"backend", absent.backend},
-                      {"name", absent.name},
-                      {"memory_bytes", 0},
-                      {"status", "not built"},
-                      {"reason", absent.reason}});
+    for (const Other& other : other_backends(args.on("measure"))) {
+      list.push_back({{"backend", other.backend},
+                      {"name", other.name},
+                      {"memory_bytes", other.memory_bytes},
+                      {"status", other.status},
+                      {"reason", other.reason}});
+      if (other.copy_gb_s > 0) list.back()["copy_gb_per_s"] = other.copy_gb_s;
+    }
     print(list.dump(2) + "\n");
   } else {
     print(fmt::format("cpu      {}\n         kernels {}, {} threads, {} memory\n         {}\n", cpu_name(),
@@ -61,7 +79,12 @@ int devices(const Args& args) {
     if (args.on("measure"))
       print(fmt::format("         reads {:.1f} GB/s, int8 {:.0f} Gop/s, f32 {:.0f} Gflop/s (load {:.2f})\n",
                         roofline.read_gb_s, roofline.int8_gops, roofline.f32_gflops, load_average()));
-    for (const Absent& absent : kAbsent) print(fmt::format("{:<9}{}\n", absent.backend, absent.reason));
+    for (const Other& other : other_backends(args.on("measure"))) {
+      print(fmt::format("{:<9}{}\n", other.backend,
+                        other.status == "ready" ? fmt::format("{}, {} memory", other.name, size_text(double(other.memory_bytes)))
+                                                : other.reason));
+      if (other.copy_gb_s > 0) print(fmt::format("         copies {:.0f} GB/s\n", other.copy_gb_s));
+    }
   }
   flush_out();
   return 0;

@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <map>
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -22,8 +23,6 @@ Loudness loudness(const Args& args) {
   return args.on("verbose") ? Loudness::kVerbose : Loudness::kNormal;
 }
 
-namespace {
-
 // Beside an installed program (which may carry the small file only), or in the source tree that it was built
 // from.
 std::string test_model() {
@@ -39,8 +38,6 @@ std::string test_model() {
        installed.string(), built.string());
 }
 
-}  // namespace
-
 std::string model_path(const Args& args) {
   if (args.given("model")) return args.text("model");
   const std::string path = test_model();
@@ -52,10 +49,10 @@ std::string model_path(const Args& args) {
 }
 
 void require_backend(std::string_view backend) {
-  if (backend == "cpu") return;
-  fail(ErrorCode::kNoDevice,
-       "backend '{}': not built into this program; --backend cpu works here (`kvasir devices` lists all)",
-       backend);
+  for (const backends::BackendStatus& status : backends::known_backends())
+    if (status.name == backend && !status.available)
+      fail(ErrorCode::kNoDevice, "backend '{}': {}; --backend cpu works here (`kvasir devices` lists all)", backend,
+           status.reason);
 }
 
 void require_backend(const Args& args) {
@@ -64,9 +61,10 @@ void require_backend(const Args& args) {
   if (layers == "auto" || layers == "0") return;
   if (layers != "all" && (layers.empty() || layers.find_first_not_of("0123456789") != layers.npos))
     fail(ErrorCode::kUsage, "-ngl {}: must be auto, all or a number of layers", layers);
+  if (args.text("backend") != "cpu") return;
   fail(ErrorCode::kNoDevice,
-       "-ngl {}: asks for layers on a GPU, but this program has only the cpu backend; leave -ngl out or give "
-       "-ngl 0",
+       "-ngl {}: asks for layers on a GPU, but the model is to run on the cpu backend; leave -ngl out or give "
+       "-ngl 0, or choose a GPU with --backend",
        layers);
 }
 
@@ -91,25 +89,39 @@ void require_weights_fit(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loud) {
-  require_weights_fit(path);
+std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loud,
+                                          const std::string& backend) {
+  if (backend == "cpu") require_weights_fit(path);  // a device says itself what does not fit
   Progress progress("loading " + fs::path(path).filename().string());
   engine::LoadOptions options;
   options.path = path;
   options.n_threads = n_threads;
+  options.backend = backend;
   options.log = make_log(loud);
   options.progress = [&](float fraction) { progress.update(fraction); };
   return engine::Model::load(options);
 }
 
-std::shared_ptr<engine::Model> load_model(const Args& args) {
-  require_backend(args);
-  return load_model(model_path(args), thread_count(args), loudness(args));
+// A model runs on one backend whole: a part of its layers on a GPU is refused, not rounded.
+static void require_all_layers(const Args& args, const engine::Model& model) {
+  const std::string& layers = args.text("gpu-layers");
+  if (args.text("backend") == "cpu" || layers == "auto" || layers == "all") return;
+  if (std::stoll(layers.substr(0, 9)) < model.config().n_layer)
+    fail(ErrorCode::kRefused, "-ngl {}: required: all {} layers on one backend; leave -ngl out, or run on --backend cpu", layers,
+         model.config().n_layer);
 }
 
-const backends::Caps& backend_caps() {
-  static const backends::Caps caps = backends::create_backend("cpu", 1)->caps();
-  return caps;
+std::shared_ptr<engine::Model> load_model(const Args& args) {
+  require_backend(args);
+  auto model = load_model(model_path(args), thread_count(args), loudness(args), args.text("backend"));
+  require_all_layers(args, *model);
+  return model;
+}
+
+const backends::Caps& backend_caps(const std::string& backend) {
+  static std::map<std::string, backends::Caps> known;
+  const auto it = known.find(backend);
+  return it != known.end() ? it->second : known.emplace(backend, backends::create_backend(backend, 1)->caps()).first->second;
 }
 
 std::vector<std::string> cache_type_names() {
@@ -120,19 +132,20 @@ std::vector<std::string> cache_type_names() {
 
 std::string cache_types_text() { return fmt::format("{}", fmt::join(cache_type_names(), " ")); }
 
-DType kv_type(std::string_view name, bool keys) {
+DType kv_type(std::string_view name, bool keys, const std::string& backend) {
   const formats::Role role = keys ? formats::kKeys : formats::kValues;
   const formats::Format* format = formats::find(name);
   if (!format)
     fail(ErrorCode::kRefused, "unknown type '{}'; a KV cache can hold: {}", name, cache_types_text());
-  engine::check_kv_type(backend_caps(), format->type, role);
+  engine::check_kv_type(backend_caps(backend), format->type, role);
   return format->type;
 }
 
 engine::KvTypes kv_types(const Args& args) {
   engine::KvTypes types;
-  types.k = kv_type(args.text("cache-type-k"), true);
-  types.v = kv_type(args.text("cache-type-v"), false);
+  const std::string& backend = args.text("backend");
+  types.k = kv_type(args.text("cache-type-k"), true, backend);
+  types.v = kv_type(args.text("cache-type-v"), false, backend);
   if (args.given("kv-swa")) {
     const auto pair = split(args.text("kv-swa"), ':');
     if (pair.size() != 2)
@@ -142,8 +155,8 @@ engine::KvTypes kv_types(const Args& args) {
       if (!formats::find(name))
         fail(ErrorCode::kUsage, "--kv-swa {}: no storage type '{}'; a KV cache can hold: {}",
              args.text("kv-swa"), name, cache_types_text());
-    types.k_sliding = kv_type(pair[0], true);
-    types.v_sliding = kv_type(pair[1], false);
+    types.k_sliding = kv_type(pair[0], true, backend);
+    types.v_sliding = kv_type(pair[1], false, backend);
   }
   return types;
 }
@@ -153,11 +166,8 @@ bool flash_attention(std::string_view word, std::string_view what) {
 }
 
 void require_memory(const engine::Model& model, const engine::SessionOptions& options) {
-  std::vector<graph::KvSpec> specs = model.graph().kv;
-  for (graph::KvSpec& spec : specs) {
-    spec.k_type = spec.window ? options.kv.k_sliding.value_or(options.kv.k) : options.kv.k;
-    spec.v_type = spec.window ? options.kv.v_sliding.value_or(options.kv.v) : options.kv.v;
-  }
+  if (model.backend().caps().name != "cpu") return;
+  const std::vector<graph::KvSpec> specs = engine::cache_specs(model.graph().kv, options);
   const auto need = [&](int n_ctx) {
     return double(graph::kv_total_bytes(specs, n_ctx, options.n_ubatch, options.n_seq));
   };
@@ -192,6 +202,8 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
       options.n_ubatch = options.n_batch;
   }
   options.kv = kv_types(args);
+  options.kv_exact_first = args.integer("kv-exact-first");
+  options.kv_exact_last = args.integer("kv-exact-last");
   options.flash_attention = flash_attention(args.text("flash-attn"), "-fa");
   require_memory(model, options);
   return options;

@@ -24,21 +24,24 @@ Flag json_flag();
 std::vector<Flag> join(std::initializer_list<std::vector<Flag>> parts);
 
 Loudness loudness(const Args& args);
-// -m, or the test model that comes with the program (said on stderr).
+// The test model that comes with the program. Throws Error{kBadFile} naming where it was looked for.
+std::string test_model();
+// -m, or the test model (said on stderr).
 std::string model_path(const Args& args);
-// Throws Error{kNoDevice} for a backend that this build lacks and for layers asked onto a GPU (-ngl).
+// Throws Error{kNoDevice} for a backend that is not here and for layers asked onto a GPU (-ngl) without one.
 void require_backend(std::string_view backend);
 void require_backend(const Args& args);
 int thread_count(const Args& args);
 std::shared_ptr<engine::Model> load_model(const Args& args);
-std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loudness);
-// What the backend of this program offers.
-const backends::Caps& backend_caps();
+std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loudness,
+                                          const std::string& backend = "cpu");
+// What a backend offers. Throws Error{kNoDevice} when it is not here.
+const backends::Caps& backend_caps(const std::string& backend = "cpu");
 // Types a KV cache can have here, as a list and as text.
 std::vector<std::string> cache_type_names();
 std::string cache_types_text();
 // -ctk, -ctv: throws Error{kRefused} for a type without the role, or without attention here.
-DType kv_type(std::string_view name, bool keys);
+DType kv_type(std::string_view name, bool keys, const std::string& backend = "cpu");
 engine::KvTypes kv_types(const Args& args);
 bool flash_attention(std::string_view word, std::string_view what);
 // Options of a session over `model`; n_ctx resolved and checked against the memory that is free.

@@ -22,4 +22,8 @@ std::vector<BackendStatus> known_backends();
 // a slower CPU row ("" = the best).
 std::unique_ptr<Backend> create_backend(std::string_view name, int n_threads, std::string_view isa = "");
 
+// Bytes/s of a large copy in the memory of a backend's device, read and written bytes counted. Throws Error{kUsage} for the
+// cpu, whose roofline is backends/cpu/roofline.h.
+double copy_rate(std::string_view backend);
+
 }  // namespace kvasir::backends

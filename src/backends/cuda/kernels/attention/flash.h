@@ -1,0 +1,13 @@
+// The fast attention kernel: 64-key tiles of f16 in shared memory, products on the matrix units.
+#pragma once
+#include "backends/cuda/kernels/attention/attention.h"
+
+namespace kvasir::cuda {
+
+// Query heads of one KV head that share a tile, and tiles a group needs.
+inline constexpr int kDecodeColumns = 16;
+inline constexpr int kPrefillColumns = 64;
+constexpr int flash_head_tiles(int group) { return (group + kDecodeColumns - 1) / kDecodeColumns; }
+void attend_flash(const Launch& how, const AttentionArgs& args, const StepView& step);
+
+}  // namespace kvasir::cuda

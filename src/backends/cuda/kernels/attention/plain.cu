@@ -1,0 +1,151 @@
+// Attention in f32 on the ordinary units: every cache type, every head size; and the merge of the parts.
+#include <algorithm>
+
+#include "backends/cuda/kernels/attention/flash.h"
+#include "backends/cuda/kernels/attention/pages.cuh"
+
+namespace kvasir::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+__global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__ AttentionArgs a, StepView step) {
+  __shared__ float q[512], score[kPage];
+  let_next_start();
+  wait_for_inputs();
+  const int split = int(blockIdx.x), h = int(blockIdx.y), r = int(blockIdx.z), t = int(threadIdx.x);
+  const int d = a.kv.head_dim, warp = t / 32, lane = t % 32, kv_head = h / (a.n_head / a.kv.n_kv);
+  const graph::Row row = step.rows[a.output_rows ? step.out_rows[r] : r];
+  const SequenceInfo seq = step.sequences[row.seq];
+  const int first = first_visible(a.kv, seq, row.pos);
+  const PageRange range = split_pages(first, row.pos, split, a.n_splits);
+  const int64_t part = (int64_t(r) * a.n_head + h) * a.n_splits + split;
+  float largest = -INFINITY, sum = 0, acc[4] = {0, 0, 0, 0};
+  int base = -1;
+  for (int page = range.begin; page < range.end; ++page) {
+    const int shifted = seq.shift != 0 && page >= seq.keep_pages;
+    __syncthreads();
+    if (shifted != base) {
+      const float* from = (shifted ? a.q_shifted : a.q) + (int64_t(r) * a.n_head + h) * d;
+      for (int i = t; i < d; i += kThreads) q[i] = from[i];
+      base = shifted;
+      __syncthreads();
+    }
+    const Region k = find_region(a.kv, step, row.seq, row.pos / kPage, page, kv_head, 0);
+    const Region v = find_region(a.kv, step, row.seq, row.pos / kPage, page, kv_head, 1);
+    for (int token = warp; token < kPage; token += kThreads / 32) {
+      const int pos = page * kPage + token;
+      float s = 0;
+      if (pos >= first && pos <= row.pos)
+        for (int i = lane; i < d; i += 32) s += q[i] * region_value(k, d, token, i);
+      s = warp_sum(s) * a.scale;
+      if (a.softcap > 0) s = a.softcap * tanhf(s / a.softcap);
+      if (lane == 0) score[token] = pos >= first && pos <= row.pos ? s : -INFINITY;
+    }
+    __syncthreads();
+    const float page_max = warp_max(fmaxf(score[lane], score[lane + 32]));
+    const float next = fmaxf(largest, page_max), keep = expf(largest - next);
+    sum *= keep;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] *= keep;
+    largest = next;
+    for (int token = 0; token < kPage; ++token) {
+      if (score[token] == -INFINITY) continue;
+      const float p = expf(score[token] - largest);
+      sum += p;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (t + i * kThreads < d) acc[i] += p * region_value(v, d, token, t + i * kThreads);
+    }
+  }
+  if (t == 0) a.partial_sums[2 * part] = largest, a.partial_sums[2 * part + 1] = sum;
+  if (range.begin < range.end)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (t + i * kThreads < d) a.partial[part * d + t + i * kThreads] = acc[i];
+}
+
+// One head of one row a block: warps take parts in turn, then add up in order.
+template <int E>
+__global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ AttentionArgs a, float* out, QuantRows quant) {
+  constexpr int kDim = 32 * E, kWarps = 8;
+  __shared__ float sums[kWarps][kDim];
+  __shared__ float weight_sum[kWarps];
+  let_next_start();
+  wait_for_inputs();
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int64_t head = int64_t(blockIdx.y) * a.n_head + blockIdx.x;
+  const float* ms = a.partial_sums + head * a.n_splits * 2;
+  float largest = -INFINITY;
+  for (int s = lane; s < a.n_splits; s += 32) largest = fmaxf(largest, ms[2 * s]);
+  largest = warp_max(largest);
+  float acc[E] = {}, total = 0;
+  for (int s = warp; s < a.n_splits; s += kWarps) {
+    const float sum = ms[2 * s + 1];
+    if (sum == 0) continue;
+    const float w = __expf(ms[2 * s] - largest);
+    total += w * sum;
+    const float* from = a.partial + (head * a.n_splits + s) * kDim + lane * E;
+#pragma unroll
+    for (int i = 0; i < E; ++i) acc[i] += w * from[i];
+  }
+#pragma unroll
+  for (int i = 0; i < E; ++i) sums[warp][lane * E + i] = acc[i];
+  if (lane == 0) weight_sum[warp] = total;
+  __syncthreads();
+  if (warp == 0) {
+    total = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += weight_sum[w];
+    const float inverse = total > 0 ? 1.0f / total : 0.0f;
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      float v = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) v += sums[w][lane * E + i];
+      acc[i] = v * inverse;
+    }
+    if (head_wide(a.kv.v_form)) warp_unrotate(1, acc, lane);
+#pragma unroll
+    for (int i = 0; i < E; ++i) sums[0][lane * E + i] = acc[i];
+  }
+  __syncthreads();
+  for (int g = warp; g < E; g += kWarps) {
+    const float v = sums[0][g * 32 + lane];
+    out[head * kDim + g * 32 + lane] = v;
+    if (quant.q) quantize_group(v, lane, quant.q + head * kDim + g * 32, quant.meta + head * E + g);
+  }
+}
+
+}  // namespace
+
+bool has_flash(const KvView& kv) {
+  const auto wide = [](KvForm form) { return form == KvForm::kF32 || form == KvForm::kBf16; };
+  return !wide(kv.k_form) && !wide(kv.v_form);
+}
+
+int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, bool flash) {
+  if (n_rows > 16) return 1;
+  constexpr int kBlocks = 132 * 2;
+  const int heads = flash ? kv.n_kv * flash_head_tiles(n_head / kv.n_kv) : n_head;
+  return std::clamp(kBlocks / (heads * n_rows), 1, std::max(1, max_pages));
+}
+
+void attend(const Launch& how, const AttentionArgs& args, const StepView& step, bool flash) {
+  if (flash) return attend_flash(how, args, step);
+  launch(how, dim3(unsigned(args.n_splits), unsigned(args.n_head), unsigned(args.n_rows)), dim3(kThreads), 0, plain_kernel,
+         args, step);
+}
+
+void merge_attention(const Launch& how, const AttentionArgs& args, float* out, const QuantRows& quant) {
+  const dim3 grid(unsigned(args.n_head), unsigned(args.n_rows)), block(256);
+  switch (args.kv.head_dim) {
+    case 64: return launch(how, grid, block, 0, merge_kernel<2>, args, out, quant);
+    case 128: return launch(how, grid, block, 0, merge_kernel<4>, args, out, quant);
+    case 256: return launch(how, grid, block, 0, merge_kernel<8>, args, out, quant);
+    case 512: return launch(how, grid, block, 0, merge_kernel<16>, args, out, quant);
+    default: return;
+  }
+}
+
+}  // namespace kvasir::cuda

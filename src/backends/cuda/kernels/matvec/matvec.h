@@ -1,0 +1,36 @@
+// Matrices times a few rows (decode): y = act(w . x) * mul + residual, up to three matrices of one form over the same rows, or a
+// gated pair y = act(w . x) * (w2 . x). Activations are int8 groups for quantised forms and f32 for the others.
+// Bound: the matrix is read once; bytes of w over memory bandwidth.
+#pragma once
+#include "backends/cuda/kernels/args.h"
+
+namespace kvasir::cuda {
+
+inline constexpr int kMaxMatvecRows = 16;
+
+struct MatvecPart {
+  MatrixView w;
+  MatrixView w2;               // gated pair when its form is not kNone
+  int first_row = 0;           // rows of w from here on
+  int n_out = 0;
+  float* out = nullptr;        // [n_rows][n_out]
+  const float* mul = nullptr;  // [n_rows][mul_stride], or null
+  int mul_stride = 0;
+  const float* residual = nullptr;  // [n_rows][n_out], or null
+  bool gelu = false;
+  float softcap = 0;           // > 0: cap * tanh(y / cap)
+};
+
+struct MatvecArgs {
+  MatvecPart parts[3];
+  int n_parts = 1;
+  int n_in = 0;
+  int n_rows = 0;            // <= kMaxMatvecRows
+  const float* x = nullptr;  // [n_rows][n_in]
+  QuantRows quant;           // the same rows
+};
+
+constexpr bool wants_int8(WeightForm form) { return form >= WeightForm::kQ8; }
+void matvec(const Launch& how, const MatvecArgs& args);
+
+}  // namespace kvasir::cuda

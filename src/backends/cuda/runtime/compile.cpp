@@ -1,0 +1,517 @@
+// Graph -> nodes, memory plan.
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cuda/kernels/weights/weights.h"
+#include "backends/cuda/runtime/executable.h"
+#include "base/error.h"
+#include "formats/format.h"
+#include "graph/kv_layout.h"
+
+namespace kvasir::cuda {
+
+using graph::kNone;
+using graph::Op;
+using graph::OpKind;
+using graph::ValueId;
+
+std::optional<KvForm> kv_form(DType type) {
+  switch (type) {
+    case DType::f32: return KvForm::kF32;
+    case DType::f16: return KvForm::kF16;
+    case DType::bf16: return KvForm::kBf16;
+    case DType::q8_0: return KvForm::kQ8_0;
+    case DType::tbq2_h: return KvForm::kTbq2H;
+    case DType::tbq3_h: return KvForm::kTbq3H;
+    case DType::tbq4_h: return KvForm::kTbq4H;
+    default: return std::nullopt;
+  }
+}
+
+namespace {
+
+bool head_size_built(int d) { return d == 64 || d == 128 || d == 256 || d == 512; }
+constexpr size_t kExpandedValues = size_t(64) << 20;  // f16 weights a prompt matmul holds at a time
+constexpr int kLogitsRows = 64;                       // rows of logits computed at a time for many wanted rows
+
+}  // namespace
+
+CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& weights,
+                               const backends::Decisions& decisions, const backends::KvBuffers& kv, int max_rows,
+                               cudaStream_t stream)
+    : graph_(graph), weights_(weights), decisions_(decisions), kv_buffers_(kv), max_rows_(max_rows), stream_(stream) {
+  const size_t n = graph_.values.size();
+  consumers_.assign(n, 0);
+  for (const Op& op : graph_.ops)
+    for (ValueId v : op.in)
+      if (v != kNone) ++consumers_[size_t(v)];
+  int8_.assign(n, false);
+  value_data_.assign(n, nullptr);
+  quant_.assign(n, {});
+  shifted_.assign(n, nullptr);
+  const size_t n_seq = size_t(std::max(1, decisions_.n_seq));
+  out_rows_at_ = 16 + n_seq * sizeof(SequenceInfo);
+  rows_at_ = (out_rows_at_ + size_t(max_rows_) * sizeof(int32_t) + 15) / 16 * 16;
+  params_bytes_ = rows_at_ + size_t(max_rows_) * sizeof(graph::Row);
+  params_host_ = Memory(params_bytes_, Place::kHost, "allocating step parameters");
+  params_ = Memory(params_bytes_, Place::kDevice, "allocating step parameters");
+  fault_host_ = Memory(16, Place::kHost, "allocating step parameters");
+  int n_pages = 64;
+  for (int pages : kv_buffers_.n_pages) n_pages = std::max(n_pages, pages / int(n_seq) + 1);
+  prepare_kv();
+  prepare_ropes();
+  build_nodes();
+  plan_memory();
+  size_attention();
+  grow_tables(n_pages);
+}
+
+void CudaExecutable::prepare_kv() {
+  for (size_t i = 0; i < graph_.kv.size(); ++i) {
+    const graph::KvSpec& spec = graph_.kv[i];
+    const auto k = kv_form(spec.k_type), v = kv_form(spec.v_type);
+    if (!k || !v || !head_size_built(spec.head_dim))
+      fail(ErrorCode::kRefused,
+           "cuda attention, layer {}: required: keys {}, values {}, head size {}; supported: f32 f16 bf16 q8_0 tbq2_h tbq3_h "
+           "tbq4_h in any pair at head sizes 64, 128, 256, 512; missing: {}",
+           spec.layer, formats::require(spec.k_type).name, formats::require(spec.v_type).name, spec.head_dim,
+           head_size_built(spec.head_dim) ? "that type" : "that head size");
+    KvView view;
+    view.k_form = *k;
+    view.v_form = *v;
+    view.n_kv = spec.n_kv;
+    view.head_dim = spec.head_dim;
+    view.window = spec.window;
+    view.exact_first = spec.exact_first;
+    view.exact_last = spec.exact_last;
+    view.pages = reinterpret_cast<uint8_t*>(kv_buffers_.data[i]);
+    view.page_bytes = int64_t(graph::kv_page_bytes(spec));
+    view.exact_page_bytes = int64_t(graph::kv_exact_page_bytes(spec));
+    if (view.exact_page_bytes > 0) {
+      if (i < kv_buffers_.exact.size()) view.exact = reinterpret_cast<uint8_t*>(kv_buffers_.exact[i]);
+      if (i < kv_buffers_.n_exact.size()) view.n_exact = kv_buffers_.n_exact[i];
+      const size_t pages = size_t(max_rows_ / graph::kPageTokens + 1);
+      memory_.emplace_back(pages * size_t(view.exact_page_bytes), Place::kDevice, "allocating open cache pages");
+      view.step_exact = memory_.back().as<uint8_t>();
+    }
+    kv_.push_back(view);
+  }
+}
+
+void CudaExecutable::prepare_ropes() {
+  constexpr float kNeverTurns = 1e15f;  // files mark untouched pairs with a factor of 1e30
+  for (const graph::RopeSpec& spec : graph_.ropes) {
+    std::vector<double> frequency;
+    int n_pairs = 0;
+    for (int i = 0; i < spec.n_rot / 2; ++i) {
+      const float factor = spec.freq_factors.empty() ? 1.0f : spec.freq_factors[size_t(i)];
+      const bool turns = factor < kNeverTurns;
+      frequency.push_back(turns ? std::pow(double(spec.base), -2.0 * i / spec.n_rot) * spec.scale / factor : 0.0);
+      if (turns) n_pairs = i + 1;
+    }
+    const size_t bytes = size_t(std::max(n_pairs, 1)) * sizeof(double);
+    memory_.emplace_back(bytes, Place::kDevice, "allocating rope tables");
+    check(cudaMemcpy(memory_.back().as(), frequency.data(), size_t(n_pairs) * sizeof(double), cudaMemcpyHostToDevice),
+          "uploading rope frequencies");
+    RopeTableArgs args;
+    args.frequency = memory_.back().as<double>();
+    args.n_pairs = n_pairs;
+    args.max_rows = max_rows_;
+    memory_.emplace_back(size_t(max_rows_) * 4 * size_t(std::max(n_pairs, 1)) * sizeof(float), Place::kDevice, "allocating rope tables");
+    args.turns = memory_.back().as<float>();
+    ropes_.push_back(args);
+  }
+}
+
+void CudaExecutable::add_node(std::string name, int layer, std::vector<ValueId> touches, std::function<void(const Rows&)> run) {
+  nodes_.push_back({std::move(name), layer, std::move(touches), std::move(run)});
+}
+
+bool CudaExecutable::feeds_int8(ValueId v) const {
+  return std::ranges::any_of(graph_.ops, [&](const Op& op) {
+    const bool product = op.kind == OpKind::matmul || op.kind == OpKind::gated_mlp || op.kind == OpKind::logits ||
+                         op.kind == OpKind::per_layer_embed;
+    if (!product || op.in[0] != v) return false;
+    return wants_int8(weights_.matrices[size_t(op.w[op.kind == OpKind::per_layer_embed ? 1 : 0])].form);
+  });
+}
+
+QuantRows CudaExecutable::quantized(ValueId v, const Rows& rows) const {
+  return rows.of(set_of(v)) <= kMaxMatvecRows && int8_[size_t(v)] ? quant_[size_t(v)] : QuantRows{};
+}
+
+void CudaExecutable::need_int8(ValueId v) {
+  if (int8_[size_t(v)] || !feeds_int8(v)) return;
+  int8_[size_t(v)] = true;
+  add_node("quantize", -1, {v}, [this, v](const Rows& rows) {
+    const int n = rows.of(set_of(v));
+    if (n > 0 && n <= kMaxMatvecRows) quantize_rows(next(), data(v), width(v), n, quant_[size_t(v)]);
+  });
+}
+
+size_t CudaExecutable::add_norm(size_t at) {
+  const Op& op = graph_.ops[at];
+  NormArgs args;
+  args.w = op.w[0] == kNone ? nullptr : weights_.vectors[size_t(op.w[0])];
+  args.scale = op.scale;
+  args.eps = op.eps;
+  args.n = width(op.out);
+  const Op* second = at + 1 < graph_.ops.size() ? &graph_.ops[at + 1] : nullptr;
+  if (second && (second->kind != OpKind::norm || second->head_dim != 0 || second->in[0] != op.out || second->in[1] != kNone ||
+                 second->scale != 1 || second->w[0] == kNone))
+    second = nullptr;
+  const ValueId last = second ? second->out : op.out;
+  if (second) {
+    args.w_second = weights_.vectors[size_t(second->w[0])];
+    args.eps_second = second->eps;
+  }
+  int8_[size_t(last)] = feeds_int8(last);
+  const ValueId x = op.in[0], residual = op.in[1], out = op.out, out_second = second ? second->out : kNone;
+  add_node(graph_.values[size_t(last)].name, op.layer, {x, residual, out, out_second}, [=, this](const Rows& rows) mutable {
+    const int n = rows.of(set_of(out));
+    if (n == 0) return;
+    args.x = data(x);
+    args.residual = data(residual);
+    args.out = data(out);
+    args.second = data(out_second);
+    args.quant = quantized(last, rows);
+    norm_rows(next(), args, n);
+  });
+  return second ? 2 : 1;
+}
+
+// Consecutive ops on heads of one size: norms by head, ropes, and the write into a cache, as one launch.
+size_t CudaExecutable::add_heads(size_t at) {
+  struct Made {
+    HeadJob job;
+    ValueId in, out;
+    bool query;
+  };
+  std::vector<Made> made;
+  HeadArgs args;
+  args.layer = graph_.ops[at].layer;
+  args.head_dim = graph_.ops[at].kind == OpKind::kv_append ? graph_.kv[size_t(graph_.ops[at].kv)].head_dim : graph_.ops[at].head_dim;
+  int kv = -1;
+  size_t used = 0;
+  for (; at + used < graph_.ops.size() && kv < 0; ++used) {
+    const Op& op = graph_.ops[at + used];
+    if (op.kind == OpKind::kv_append) {
+      const graph::KvSpec& spec = graph_.kv[size_t(op.kv)];
+      if (spec.head_dim != args.head_dim) break;
+      for (int side = 0; side < 2; ++side) {
+        const ValueId v = op.in[size_t(side)];
+        auto it = std::ranges::find_if(made, [&](const Made& m) { return m.out == v && m.job.side < 0; });
+        if (it == made.end()) {
+          if (made.size() == 3) fail(ErrorCode::kFailed, "cuda: kv_append of layer {} does not follow the ops that make its rows", op.layer);
+          made.push_back({HeadJob{}, v, kNone, false});
+          it = made.end() - 1;
+          it->job.n_head = spec.n_kv;
+        }
+        it->job.side = side;
+        if (consumers_[size_t(v)] == 1 && !decisions_.keep_values) it->out = kNone;
+      }
+      kv = op.kv;
+      continue;
+    }
+    const bool norm = op.kind == OpKind::norm && op.head_dim > 0 && op.in[1] == kNone;
+    if (!(norm || op.kind == OpKind::rope) || op.head_dim != args.head_dim || made.size() == 3 ||
+        (!made.empty() && set_of(op.out) != set_of(made[0].out)))
+      break;
+    Made m{HeadJob{}, op.in[0], op.out, false};
+    m.job.n_head = width(op.out) / op.head_dim;
+    m.job.w = op.w[0] == kNone ? nullptr : weights_.vectors[size_t(op.w[0])];
+    m.job.norm = true;
+    m.job.eps = op.eps;
+    m.job.scale = op.scale;
+    m.job.output_rows = set_of(op.out) == graph::RowSet::kOutput;
+    if (op.kind == OpKind::rope) {
+      const RopeTableArgs& rope = ropes_[size_t(op.rope)];
+      m.job.turns = rope.turns;
+      m.job.n_pairs = rope.n_pairs;
+      m.job.half = graph_.ropes[size_t(op.rope)].n_rot / 2;
+      m.job.max_rows = max_rows_;
+      // Queries stand in the basis of the keys they meet.
+      for (const Op& reader : graph_.ops) {
+        ValueId q = reader.in[0];
+        if (reader.kind != OpKind::attention) continue;
+        for (const Op& select : graph_.ops)
+          if (select.kind == OpKind::select_rows && select.out == q) q = select.in[0];
+        if (q != op.out) continue;
+        m.query = true;
+        m.job.rotate = head_wide(kv_[size_t(reader.kv)].k_form);
+      }
+    }
+    made.push_back(m);
+  }
+  if (used == 0) fail(ErrorCode::kFailed, "cuda: op {} of layer {} has a head size that is not built", int(graph_.ops[at].kind), args.layer);
+  if (kv >= 0) args.kv = kv_[size_t(kv)];
+  args.kv.head_dim = args.head_dim;
+  args.fault = params_.as<int32_t>();
+  args.n_jobs = int(made.size());
+  std::vector<ValueId> touches;
+  for (const Made& m : made) touches.insert(touches.end(), {m.in, m.out});
+  const graph::RowSet set = set_of(made[0].in);
+  add_node(kv >= 0 ? "heads+kv" : "heads", args.layer, touches, [=, this](const Rows& rows) mutable {
+    const int n = rows.of(set);
+    if (n == 0) return;
+    for (size_t j = 0; j < made.size(); ++j) {
+      args.jobs[j] = made[j].job;
+      args.jobs[j].in = data(made[j].in);
+      args.jobs[j].out = data(made[j].out);
+      if (made[j].query) args.jobs[j].out_shifted = shifted_[size_t(made[j].out)];
+    }
+    run_heads(next(), args, step_view(), n, rows.own_pages);
+    if (kv >= 0 && !rows.own_pages) encode_pages(next(), args.kv, step_view(), n);
+  });
+  return used;
+}
+
+void CudaExecutable::add_matmul_node(const Op& op, std::vector<Part> parts, std::string name) {
+  need_int8(parts[0].in);
+  std::vector<ValueId> touches;
+  double bytes = 0;
+  for (const Part& p : parts) {
+    touches.insert(touches.end(), {p.in, p.out, p.mul, p.residual});
+    for (graph::WeightId w : {p.w, p.w2})
+      if (w != kNone) {
+        const MatrixView& m = weights_.matrices[size_t(w)];
+        const PlaneBytes b = plane_bytes(m.form, m.n_in, width(p.out));
+        bytes += double(b.codes + b.high + b.aux + b.aux2);
+      }
+  }
+  add_node(std::move(name), op.layer, touches, [this, parts](const Rows& rows) { run_matmul(parts, rows); });
+  nodes_.back().bytes = bytes;
+}
+
+size_t CudaExecutable::add_matmul(size_t at) {
+  std::vector<Part> parts;
+  std::string name = "matmul";
+  size_t used = 0;
+  for (; at + used < graph_.ops.size() && parts.size() < 3; ++used) {
+    const Op& op = graph_.ops[at + used];
+    const bool plain = op.kind == OpKind::matmul;
+    if (!plain && !(op.kind == OpKind::gated_mlp && used == 0)) break;
+    const auto form = [&](graph::WeightId w) { return weights_.matrices[size_t(w)].form; };
+    if (used > 0 && (op.in[0] != parts[0].in || form(op.w[0]) != form(parts[0].w))) break;
+    if (op.kind == OpKind::gated_mlp && form(op.w[0]) != form(op.w[1])) {
+      // Two forms: the gate alone, then the other matrix times it.
+      add_matmul_node(op, {{op.w[0], kNone, op.in[0], op.out, kNone, kNone, 0, 0, true}}, "gate");
+      add_matmul_node(op, {{op.w[1], kNone, op.in[0], op.out, op.out, kNone, 0, 0, false}}, "up");
+      return 1;
+    }
+    parts.push_back({op.w[0], plain ? kNone : op.w[1], op.in[0], op.out, op.in[2], op.in[1], op.offset, 0,
+                     op.act == graph::Activation::kGeluTanh});
+    if (plain && op.in[1] != kNone) parts.back().residual = op.in[1];
+    if (!plain) parts.back().mul = parts.back().residual = kNone;
+    name += ":" + graph_.values[size_t(op.out)].name;
+    if (!plain) {
+      ++used;
+      break;
+    }
+  }
+  add_matmul_node(graph_.ops[at], parts, name);
+  return used;
+}
+
+void CudaExecutable::add_per_layer(const Op& op) {
+  Part part;
+  part.w = op.w[1];
+  part.in = op.in[0];
+  part.out = op.out;
+  part.first_row = op.offset;
+  add_matmul_node(op, {part}, "matmul:per_layer");
+  PerLayerArgs args;
+  args.table = weights_.matrices[size_t(op.w[0])];
+  args.norm = weights_.vectors[size_t(op.w[2])];
+  args.width = width(op.out);
+  args.group = op.head_dim;
+  args.offset = op.offset;
+  args.scale = op.scale;
+  args.eps = op.eps;
+  args.output_rows = set_of(op.out) == graph::RowSet::kOutput;
+  const ValueId out = op.out;
+  add_node("per_layer", op.layer, {out}, [=, this](const Rows& rows) mutable {
+    const int n = rows.of(set_of(out));
+    if (n == 0) return;
+    args.x = data(out);
+    finish_per_layer(next(), args, step_view(), n);
+  });
+}
+
+void CudaExecutable::add_attention(const Op& op) {
+  AttentionArgs args;
+  args.kv = kv_[size_t(op.kv)];
+  args.n_head = op.n_head;
+  args.scale = op.scale;
+  args.softcap = op.softcap;
+  args.output_rows = set_of(op.out) == graph::RowSet::kOutput;
+  const int n_seq = std::max(1, decisions_.n_seq), stored = kv_buffers_.n_pages[size_t(op.kv)] / n_seq + 1;
+  args.max_pages = args.kv.window > 0 ? std::min(stored, (args.kv.window - 1) / graph::kPageTokens + 2) : stored;
+  const bool flash = decisions_.flash == backends::FlashAttention::kOn && has_flash(args.kv);
+  int8_[size_t(op.out)] = feeds_int8(op.out);
+  const ValueId q = op.in[0], out = op.out;
+  add_node("attention", op.layer, {q, out}, [=, this](const Rows& rows) mutable {
+    const int n = rows.of(set_of(out));
+    if (n == 0) return;
+    args.q = data(q);
+    args.q_shifted = shifted_[size_t(q)];
+    args.n_rows = n;
+    args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, flash);
+    args.partial = partial_.as<float>();
+    args.partial_sums = partial_sums_.as<float>();
+    attend(next(), args, step_view(), flash);
+    merge_attention(next(), args, data(out), quantized(out, rows));
+  });
+}
+
+void CudaExecutable::build_nodes() {
+  add_node("rope_table", -1, {}, [this](const Rows& rows) {
+    for (const RopeTableArgs& rope : ropes_) fill_rope_table(next(), rope, step_view(), rows.all);
+  });
+  for (size_t i = 0; i < graph_.ops.size();) {
+    const Op& op = graph_.ops[i];
+    switch (op.kind) {
+      case OpKind::embed: {
+        const MatrixView table = weights_.matrices[size_t(op.w[0])];
+        const ValueId out = op.out;
+        const float scale = op.scale;
+        add_node("embed", -1, {out}, [=, this](const Rows& rows) {
+          embed_rows(next(), table, step_view(), rows.all, scale, data(out));
+        });
+        ++i;
+        break;
+      }
+      case OpKind::norm: i += op.head_dim == 0 || op.head_dim == width(op.out) ? add_norm(i) : add_heads(i); break;
+      case OpKind::rope:
+      case OpKind::kv_append: i += add_heads(i); break;
+      case OpKind::matmul:
+      case OpKind::gated_mlp: i += add_matmul(i); break;
+      case OpKind::per_layer_embed:
+        add_per_layer(op);
+        ++i;
+        break;
+      case OpKind::attention:
+        add_attention(op);
+        ++i;
+        break;
+      case OpKind::select_rows: {
+        const ValueId in = op.in[0], out = op.out;
+        add_node("select", op.layer, {in, out}, [=, this](const Rows& rows) {
+          if (rows.out == 0) return;
+          select_rows(next(), data(in), step_view(), width(out), rows.out, data(out));
+          if (shifted_[size_t(out)]) select_rows(next(), shifted_[size_t(in)], step_view(), width(out), rows.out, shifted_[size_t(out)]);
+        });
+        ++i;
+        break;
+      }
+      case OpKind::logits:
+        logits_op_ = &op;
+        need_int8(op.in[0]);
+        ++i;
+        break;
+    }
+  }
+}
+
+void CudaExecutable::plan_memory() {
+  const size_t n = graph_.values.size();
+  std::vector<int> first(n, -1), last(n, -1);
+  const auto touch = [&](ValueId v, int node) {
+    if (v == kNone) return;
+    if (first[size_t(v)] < 0) first[size_t(v)] = node;
+    last[size_t(v)] = std::max(last[size_t(v)], node);
+  };
+  for (size_t i = 0; i < nodes_.size(); ++i)
+    for (ValueId v : nodes_[i].touches) touch(v, int(i));
+  if (logits_op_) touch(logits_op_->in[0], int(nodes_.size()));
+  struct Arena {
+    size_t bytes;
+    int busy_until;
+    std::vector<size_t> users;
+  };
+  std::vector<size_t> order;
+  for (size_t v = 0; v < n; ++v)
+    if (first[v] >= 0) order.push_back(v);
+  std::ranges::stable_sort(order, {}, [&](size_t v) { return first[v]; });
+  std::vector<Arena> arenas;
+  size_t widest = 0;
+  for (size_t v : order) {
+    const size_t bytes = size_t(width(ValueId(v))) * size_t(max_rows_) * sizeof(float);
+    widest = std::max(widest, size_t(width(ValueId(v))));
+    Arena* best = nullptr;
+    for (Arena& arena : arenas) {
+      if (decisions_.keep_values || arena.busy_until >= first[v]) continue;
+      const auto waste = [&](const Arena& a) { return a.bytes > bytes ? a.bytes - bytes : bytes - a.bytes; };
+      if (!best || waste(arena) < waste(*best)) best = &arena;
+    }
+    if (!best) best = &arenas.emplace_back(Arena{0, -1, {}});
+    best->bytes = std::max(best->bytes, bytes);
+    best->busy_until = last[v];
+    best->users.push_back(v);
+  }
+  for (const Arena& arena : arenas) {
+    memory_.emplace_back(arena.bytes, Place::kDevice, "allocating activations");
+    for (size_t v : arena.users) value_data_[v] = memory_.back().as<float>();
+  }
+  const size_t few = size_t(std::min(max_rows_, kMaxMatvecRows));
+  for (size_t v = 0; v < n; ++v) {
+    if (!int8_[v]) continue;
+    const size_t w = size_t(width(ValueId(v)));
+    memory_.emplace_back(few * w, Place::kDevice, "allocating activations");
+    quant_[v].q = memory_.back().as<int8_t>();
+    memory_.emplace_back(few * w / 32 * sizeof(GroupMeta), Place::kDevice, "allocating activations");
+    quant_[v].meta = memory_.back().as<GroupMeta>();
+  }
+  const int logits_rows = std::min(kLogitsRows, max_rows_);
+  logits_ = Memory(size_t(logits_rows) * size_t(graph_.n_vocab) * sizeof(float), Place::kDevice, "allocating logits");
+  if (max_rows_ <= kMaxMatvecRows) return;
+  size_t largest = 0;
+  for (const MatrixView& m : weights_.matrices)
+    if (m.form != WeightForm::kF16) largest = std::max(largest, size_t(m.n_in) * size_t(m.n_out));
+  half_ = Memory(widest * size_t(max_rows_) * 2, Place::kDevice, "allocating activations");
+  half_scale_ = Memory(size_t(max_rows_) * sizeof(float), Place::kDevice, "allocating activations");
+  expanded_ = Memory(std::min(largest, kExpandedValues) * 2, Place::kDevice, "allocating expanded weights");
+}
+
+void CudaExecutable::size_attention() {
+  size_t values = 0, sums = 0;
+  for (const Op& op : graph_.ops) {
+    if (op.kind != OpKind::attention) continue;
+    const KvView& kv = kv_[size_t(op.kv)];
+    const int n_seq = std::max(1, decisions_.n_seq), stored = kv_buffers_.n_pages[size_t(op.kv)] / n_seq + 1;
+    for (bool flash : {false, true})
+      for (int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, max_rows_}) {
+        const size_t parts = size_t(n) * size_t(op.n_head) * size_t(attention_splits(kv, op.n_head, n, stored, flash));
+        values = std::max(values, parts * size_t(op.head_dim));
+        sums = std::max(sums, parts * 2);
+      }
+  }
+  partial_ = Memory(values * sizeof(float), Place::kDevice, "allocating attention partials");
+  partial_sums_ = Memory(sums * sizeof(float), Place::kDevice, "allocating attention partials");
+}
+
+std::vector<std::string> CudaExecutable::describe() const {
+  std::vector<std::string> lines;
+  for (int sliding = 0; sliding < 2; ++sliding) {
+    int n_layers = 0;
+    const Op* first = nullptr;
+    for (const Op& op : graph_.ops) {
+      if (op.kind != OpKind::attention || (graph_.kv[size_t(op.kv)].window > 0) != (sliding == 1)) continue;
+      if (!first) first = &op;
+      ++n_layers;
+    }
+    if (!first) continue;
+    const graph::KvSpec& kv = graph_.kv[size_t(first->kv)];
+    const bool wanted = decisions_.flash == backends::FlashAttention::kOn, flash = wanted && has_flash(kv_[size_t(first->kv)]);
+    const std::string_view k = formats::require(kv.k_type).name, v = formats::require(kv.v_type).name;
+    lines.push_back(fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.cuda, {}",
+                                sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s", k, v, k,
+                                v, flash ? "flash" : "plain",
+                                flash    ? "flash attention engaged"
+                                : wanted ? "flash attention off: its tiles are f16, which these types outrange"
+                                         : "flash attention off: switched off by the caller"));
+  }
+  return lines;
+}
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,132 @@
+#include "backends/cuda/runtime/cuda_backend.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "backends/cuda/kernels/weights/weights.h"
+#include "backends/cuda/runtime/executable.h"
+#include "base/error.h"
+#include "formats/format.h"
+
+namespace kvasir::cuda {
+namespace {
+
+class CudaBackend final : public backends::Backend {
+ public:
+  CudaBackend() {
+    check(cudaSetDevice(0), "opening the device");
+    check(cudaGetDeviceProperties(&device_, 0), "reading the device's properties");
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  }
+  ~CudaBackend() override {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+
+  backends::Caps caps() const override {
+    backends::Caps caps;
+    caps.name = "cuda";
+    caps.device = device_.name;
+    caps.isa = fmt::format("sm_{}{}", device_.major, device_.minor);
+    caps.memory_bytes = device_.totalGlobalMem;
+    for (const formats::Format& format : formats::all()) {
+      if (weight_form(format.type) != WeightForm::kNone) caps.weight_types.push_back(format.type);
+      if (kv_form(format.type)) caps.kv_types.push_back(format.type);
+    }
+    caps.head_dims = {64, 128, 256, 512};
+    return caps;
+  }
+
+  std::byte* alloc(size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    Memory memory(bytes, Place::kDevice, "allocating the KV cache");
+    check(cudaMemsetAsync(memory.as(), 0, bytes, stream_), "clearing the KV cache");
+    std::byte* data = memory.as<std::byte>();
+    buffers_.emplace(data, std::move(memory));
+    return data;
+  }
+  void free(std::byte* buffer) override {
+    cudaStreamSynchronize(stream_);
+    buffers_.erase(buffer);
+  }
+  void copy(std::byte* to, const std::byte* from, size_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copying a cache page");
+  }
+  void upload(const graph::Graph& graph, const backends::DropSource& drop,
+              const std::function<void(float)>& progress) override {
+    weights_ = upload_weights(graph, stream_, drop, progress);
+  }
+  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph, const backends::Decisions& decisions,
+                                                const backends::KvBuffers& kv, int max_rows) override {
+    return std::make_unique<CudaExecutable>(graph, weights_, decisions, kv, max_rows, stream_);
+  }
+  void submit(backends::Executable& executable, const graph::StepParams& step) override {
+    static_cast<CudaExecutable&>(executable).run(step);
+  }
+  std::span<const float> read(backends::Executable& executable, int output_row) override {
+    return static_cast<CudaExecutable&>(executable).logits(output_row);
+  }
+  std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
+    return static_cast<CudaExecutable&>(executable).inspect(value);
+  }
+  std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
+    return static_cast<CudaExecutable&>(executable).trace();
+  }
+
+ private:
+  cudaDeviceProp device_{};
+  cudaStream_t stream_ = nullptr;
+  DeviceWeights weights_;
+  std::map<std::byte*, Memory> buffers_;
+};
+
+}  // namespace
+
+std::string device_problem() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver)
+    return "no NVIDIA driver was found, or it is older than this program's CUDA runtime; install a driver for CUDA 13 or later";
+  if (status != cudaSuccess && status != cudaErrorNoDevice)
+    return fmt::format("the CUDA runtime reports: {}", cudaGetErrorString(status));
+  if (count == 0) return "the driver lists no CUDA device";
+  cudaDeviceProp device{};
+  if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) return "the first CUDA device cannot be opened";
+  if (device.major < 9)
+    return fmt::format("{} has compute capability {}.{}; this build's kernels need 9.0", device.name, device.major, device.minor);
+  return {};
+}
+
+std::unique_ptr<backends::Backend> create_backend() {
+  const std::string problem = device_problem();
+  if (!problem.empty()) fail(ErrorCode::kNoDevice, "backend 'cuda': {}", problem);
+  return std::make_unique<CudaBackend>();
+}
+
+double measure_copy_rate() {
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "asking for free memory");
+  const size_t bytes = std::min(size_t(2) << 30, free / 4);
+  const Memory from(bytes, Place::kDevice, "measuring the copy rate"), to(bytes, Place::kDevice, "measuring the copy rate");
+  check(cudaMemset(from.as(), 0x5a, bytes), "measuring the copy rate");
+  cudaEvent_t start, end;
+  check(cudaEventCreate(&start), "measuring the copy rate");
+  check(cudaEventCreate(&end), "measuring the copy rate");
+  std::vector<float> times;
+  for (int i = 0; i < 12; ++i) {
+    cudaEventRecord(start);
+    cudaMemcpyAsync(to.as(), from.as(), bytes, cudaMemcpyDeviceToDevice);
+    cudaEventRecord(end);
+    check(cudaEventSynchronize(end), "measuring the copy rate");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, start, end);
+    if (i >= 2) times.push_back(ms);
+  }
+  cudaEventDestroy(start);
+  cudaEventDestroy(end);
+  std::ranges::sort(times);
+  return 2.0 * double(bytes) / (double(times[times.size() / 2]) * 1e-3);
+}
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,31 @@
+#include "backends/cuda/runtime/device.h"
+
+#include "base/error.h"
+
+namespace kvasir::cuda {
+
+void check(cudaError_t status, std::string_view doing) {
+  if (status == cudaSuccess) return;
+  if (status == cudaErrorMemoryAllocation) {
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    fail(ErrorCode::kNoMemory, "CUDA, {}: the device has no memory left ({:.1f} of {:.1f} GB free)", doing,
+         double(free) / 1e9, double(total) / 1e9);
+  }
+  fail(ErrorCode::kFailed, "CUDA, {}: {} ({})", doing, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+Memory::Memory(size_t bytes, Place place, std::string_view what) : size_(bytes), place_(place) {
+  if (bytes == 0) return;
+  check(place == Place::kDevice ? cudaMalloc(&data_, bytes) : cudaMallocHost(&data_, bytes), what);
+}
+
+Memory::~Memory() {
+  if (!data_) return;
+  if (place_ == Place::kDevice)
+    cudaFree(data_);
+  else
+    cudaFreeHost(data_);
+}
+
+}  // namespace kvasir::cuda

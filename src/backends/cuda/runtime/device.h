@@ -1,0 +1,41 @@
+// The vendor's runtime behind RAII and Error.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+namespace kvasir::cuda {
+
+// Throws Error{kFailed}, or kNoMemory, with what was being done and the vendor's text.
+void check(cudaError_t status, std::string_view doing);
+
+// Device memory (contents undefined) or page-locked host memory.
+enum class Place { kDevice, kHost };
+class Memory {
+ public:
+  Memory() = default;
+  Memory(size_t bytes, Place place, std::string_view what);
+  ~Memory();
+  Memory(Memory&& other) noexcept { *this = std::move(other); }
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(place_, other.place_);
+    return *this;
+  }
+  template <typename T = void>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t size() const { return size_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+  Place place_ = Place::kDevice;
+};
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,348 @@
+#include "backends/cuda/runtime/executable.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backends/cuda/kernels/gemm/gemm.h"
+#include "backends/cuda/kernels/weights/weights.h"
+#include "base/error.h"
+
+namespace kvasir::cuda {
+
+using graph::kNone;
+using graph::ValueId;
+
+CudaExecutable::~CudaExecutable() {
+  cudaStreamSynchronize(stream_);
+  for (const auto& [key, exec] : graphs_)
+    if (exec) cudaGraphExecDestroy(exec);
+}
+
+Launch CudaExecutable::next() {
+  const Launch launch{stream_, may_overlap_ && !decisions_.trace};
+  may_overlap_ = true;
+  return launch;
+}
+
+StepView CudaExecutable::step_view() const {
+  const std::byte* base = params_.as<std::byte>();
+  StepView view;
+  view.rows = reinterpret_cast<const graph::Row*>(base + rows_at_);
+  view.out_rows = reinterpret_cast<const int32_t*>(base + out_rows_at_);
+  view.sequences = reinterpret_cast<const SequenceInfo*>(base + 16);
+  view.tables = tables_.as<int32_t>();
+  view.table_stride = table_stride_;
+  return view;
+}
+
+void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
+  rows.all = int(step.rows.size());
+  if (rows.all < 1 || rows.all > max_rows_)
+    fail(ErrorCode::kFailed, "a step has {} rows; this executable takes 1 to {}", rows.all, max_rows_);
+  if (int(step.sequences.size()) > std::max(1, decisions_.n_seq))
+    fail(ErrorCode::kFailed, "a step has {} sequences; this executable takes {}", step.sequences.size(), decisions_.n_seq);
+  std::byte* base = params_host_.as<std::byte>();
+  int32_t* fault = reinterpret_cast<int32_t*>(base);
+  fault[0] = fault[1] = -1;
+  SequenceInfo* sequences = reinterpret_cast<SequenceInfo*>(base + 16);
+  for (size_t s = 0; s < step.sequences.size(); ++s) {
+    const graph::SequenceView& from = step.sequences[s];
+    sequences[s] = {from.shift, from.keep_pages, {from.first_pos[0], from.first_pos[1]}};
+  }
+  int32_t* out_rows = reinterpret_cast<int32_t*>(base + out_rows_at_);
+  std::memcpy(base + rows_at_, step.rows.data(), step.rows.size_bytes());
+  rows.out = 0;
+  rows.own_pages = true;
+  std::vector<bool> seen(step.sequences.size(), false);
+  for (int i = 0; i < rows.all; ++i) {
+    const graph::Row& row = step.rows[size_t(i)];
+    if (row.want_logits) out_rows[rows.out++] = i;
+    if (seen[size_t(row.seq)]) rows.own_pages = false;
+    seen[size_t(row.seq)] = true;
+  }
+  step_rows_.assign(step.rows.begin(), step.rows.end());
+}
+
+void CudaExecutable::grow_tables(int n_pages) {
+  for (auto& [key, exec] : graphs_)
+    if (exec) cudaGraphExecDestroy(exec);
+  graphs_.clear();
+  const size_t n = size_t(std::max(1, decisions_.n_seq)) * 4 * size_t(n_pages);
+  tables_host_ = Memory(n * sizeof(int32_t), Place::kHost, "allocating page tables");
+  tables_ = Memory(n * sizeof(int32_t), Place::kDevice, "allocating page tables");
+  std::fill_n(tables_host_.as<int32_t>(), n, -2);  // differs from every entry: all are uploaded
+  table_stride_ = n_pages;
+}
+
+void CudaExecutable::write_tables(const graph::StepParams& step) {
+  int longest = 0;
+  for (const graph::SequenceView& seq : step.sequences)
+    for (int cls = 0; cls < 2; ++cls)
+      longest = std::max({longest, int(seq.page_table[size_t(cls)].size()), int(seq.exact_table[size_t(cls)].size())});
+  if (longest > table_stride_) grow_tables(longest + longest / 2);
+  for (size_t s = 0; s < step.sequences.size(); ++s)
+    for (size_t kind = 0; kind < 4; ++kind) {
+      const graph::SequenceView& seq = step.sequences[s];
+      const std::span<const int32_t> from = kind % 2 ? seq.exact_table[kind / 2] : seq.page_table[kind / 2];
+      const size_t at = (s * 4 + kind) * size_t(table_stride_);
+      int32_t* to = tables_host_.as<int32_t>() + at;
+      // Only what changed travels; a table is mostly append-only.
+      const auto [a, b] = std::mismatch(from.begin(), from.end(), to);
+      if (a == from.end()) continue;
+      const size_t first = size_t(a - from.begin());
+      std::copy(a, from.end(), b);
+      check(cudaMemcpyAsync(tables_.as<int32_t>() + at + first, to + first, (from.size() - first) * sizeof(int32_t),
+                            cudaMemcpyHostToDevice, stream_),
+            "uploading page tables");
+    }
+  // Queries turned at pos + shift have rows of their own, once any sequence has shifted.
+  const bool shifts = std::ranges::any_of(step.sequences, [](const graph::SequenceView& s) { return s.shift != 0; });
+  if (!shifts || std::ranges::any_of(shifted_, [](const float* p) { return p != nullptr; })) return;
+  const auto give = [&](ValueId v) {
+    memory_.emplace_back(size_t(width(v)) * size_t(max_rows_) * sizeof(float), Place::kDevice, "allocating shifted queries");
+    shifted_[size_t(v)] = memory_.back().as<float>();
+  };
+  for (const graph::Op& op : graph_.ops) {
+    if (op.kind != graph::OpKind::attention) continue;
+    give(op.in[0]);
+    for (const graph::Op& select : graph_.ops)
+      if (select.kind == graph::OpKind::select_rows && select.out == op.in[0]) give(select.in[0]);
+  }
+  for (auto& [key, exec] : graphs_)
+    if (exec) cudaGraphExecDestroy(exec);
+  graphs_.clear();
+}
+
+void CudaExecutable::enqueue(const Rows& rows) {
+  const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
+  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_), "uploading step parameters");
+  may_overlap_ = false;
+  half_of_ = kNone;
+  for (const Node& node : nodes_) node.run(rows);
+  if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
+  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_), "reading the step's faults");
+}
+
+void CudaExecutable::enqueue_traced(const Rows& rows) {
+  const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
+  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_), "uploading step parameters");
+  half_of_ = kNone;
+  std::vector<cudaEvent_t> events(nodes_.size() + 2);
+  for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "creating an event");
+  for (size_t i = 0; i <= nodes_.size(); ++i) {
+    check(cudaEventRecord(events[i], stream_), "recording an event");
+    if (i < nodes_.size())
+      nodes_[i].run(rows);
+    else if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows)
+      run_logits(0, rows.out);
+  }
+  check(cudaEventRecord(events.back(), stream_), "recording an event");
+  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_), "reading the step's faults");
+  check(cudaStreamSynchronize(stream_), "running a step");
+  trace_.clear();
+  for (size_t i = 0; i <= nodes_.size(); ++i) {
+    float ms = 0;
+    cudaEventElapsedTime(&ms, events[i], events[i + 1]);
+    backends::TraceRow row;
+    row.op = i < nodes_.size() ? nodes_[i].name : "logits";
+    row.layer = i < nodes_.size() ? nodes_[i].layer : -1;
+    row.seconds = double(ms) / 1e3;
+    row.bytes = i < nodes_.size() ? nodes_[i].bytes : 0;
+    trace_.push_back(row);
+  }
+  for (cudaEvent_t event : events) cudaEventDestroy(event);
+}
+
+void CudaExecutable::run(const graph::StepParams& step) {
+  write_params(step, rows_);
+  write_tables(step);
+  logits_n_ = 0;
+  if (decisions_.trace) {
+    enqueue_traced(rows_);
+  } else if (rows_.all > kMaxMatvecRows) {
+    enqueue(rows_);
+  } else {
+    // The first step of a kind runs as it is (kernels are loaded then), the second is captured.
+    const auto key = std::make_tuple(rows_.all, rows_.out, rows_.own_pages);
+    const auto it = graphs_.find(key);
+    if (it == graphs_.end()) {
+      enqueue(rows_);
+      graphs_[key] = nullptr;
+    } else {
+      if (!it->second) {
+        cudaGraph_t captured = nullptr;
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
+        enqueue(rows_);
+        check(cudaStreamEndCapture(stream_, &captured), "capturing a step");
+        const cudaError_t status = cudaGraphInstantiate(&it->second, captured, 0);
+        cudaGraphDestroy(captured);
+        check(status, "instantiating a step");
+      }
+      check(cudaGraphLaunch(it->second, stream_), "launching a step");
+    }
+  }
+  check(cudaGetLastError(), "launching a step");
+  check(cudaStreamSynchronize(stream_), "running a step");
+  if (rows_.out > 0 && rows_.out <= kMaxMatvecRows) logits_first_ = 0, logits_n_ = rows_.out;
+  logits_read_.assign(size_t(std::max(rows_.out, 1)), false);
+  const int32_t* fault = fault_host_.as<int32_t>();
+  if (fault[0] >= 0)
+    fail(ErrorCode::kFailed,
+         "layer {}: the key or value of token {} at position {} is not finite or overflows the cache type; "
+         "f32 or bf16 caches hold a wider range",
+         fault[0], step_rows_[size_t(fault[1])].token, step_rows_[size_t(fault[1])].pos);
+}
+
+void CudaExecutable::to_half(ValueId v, int n_rows) {
+  if (half_of_ == v) return;
+  half_rows(next(), data(v), width(v), n_rows, half_.as<uint16_t>(), half_scale_.as<float>());
+  half_of_ = v;
+}
+
+void CudaExecutable::run_gemm(const Part& part, int n_rows) {
+  to_half(part.in, n_rows);
+  const int n_out = width(part.out);
+  const auto product = [&](graph::WeightId id, const float* mul, int mul_stride, const float* residual, bool gelu) {
+    const MatrixView& w = weights_.matrices[size_t(id)];
+    const int slice = std::max(128, int(expanded_.size() / 2 / size_t(w.n_in)) / 128 * 128);
+    for (int c = 0; c < n_out; c += slice) {
+      const int n = std::min(slice, n_out - c);
+      GemmArgs args;
+      args.x = half_.as<uint16_t>();
+      args.x_scale = half_scale_.as<float>();
+      if (w.form == WeightForm::kF16) {
+        args.w = reinterpret_cast<const uint16_t*>(w.codes) + int64_t(part.first_row + c) * w.n_in;
+      } else {
+        expand_half(next(), w, part.first_row + c, n, expanded_.as<uint16_t>());
+        args.w = expanded_.as<uint16_t>();
+      }
+      args.out = data(part.out) + c;
+      args.mul = mul ? mul + c : nullptr;
+      args.residual = residual ? residual + c : nullptr;
+      args.n_rows = n_rows;
+      args.n_in = w.n_in;
+      args.n_out = n;
+      args.out_stride = n_out;
+      args.mul_stride = mul_stride;
+      args.gelu = gelu;
+      gemm(next(), args);
+    }
+  };
+  if (part.w2 != kNone) {
+    product(part.w, nullptr, 0, nullptr, true);
+    product(part.w2, data(part.out), n_out, nullptr, false);
+  } else {
+    product(part.w, part.mul == kNone ? nullptr : data(part.mul) + part.mul_offset, part.mul == kNone ? 0 : width(part.mul),
+            data(part.residual), part.gelu);
+  }
+}
+
+void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows) {
+  const int n = rows.of(set_of(parts[0].in));
+  if (n == 0) return;
+  if (n > kMaxMatvecRows) {
+    for (const Part& part : parts) run_gemm(part, n);
+    return;
+  }
+  MatvecArgs args;
+  args.n_parts = int(parts.size());
+  args.n_in = width(parts[0].in);
+  args.n_rows = n;
+  args.x = data(parts[0].in);
+  args.quant = quant_[size_t(parts[0].in)];
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& from = parts[i];
+    MatvecPart& to = args.parts[i];
+    to.w = weights_.matrices[size_t(from.w)];
+    if (from.w2 != kNone) to.w2 = weights_.matrices[size_t(from.w2)];
+    to.first_row = from.first_row;
+    to.n_out = width(from.out);
+    to.out = data(from.out);
+    if (from.mul != kNone) to.mul = data(from.mul) + from.mul_offset, to.mul_stride = width(from.mul);
+    to.residual = data(from.residual);
+    to.gelu = from.gelu;
+  }
+  matvec(next(), args);
+}
+
+void CudaExecutable::run_logits(int first, int n) {
+  const ValueId in = logits_op_->in[0];
+  const MatrixView& w = weights_.matrices[size_t(logits_op_->w[0])];
+  if (rows_.out <= kMaxMatvecRows) {
+    MatvecArgs args;
+    args.n_in = width(in);
+    args.n_rows = n;
+    args.x = data(in);
+    args.quant = quant_[size_t(in)];
+    args.parts[0].w = w;
+    args.parts[0].n_out = graph_.n_vocab;
+    args.parts[0].out = logits_.as<float>();
+    args.parts[0].softcap = logits_op_->softcap;
+    matvec(next(), args);
+    return;
+  }
+  half_of_ = kNone;
+  half_rows(next(), data(in) + int64_t(first) * width(in), width(in), n, half_.as<uint16_t>(), half_scale_.as<float>());
+  const int slice = std::max(128, int(expanded_.size() / 2 / size_t(w.n_in)) / 128 * 128);
+  for (int c = 0; c < graph_.n_vocab; c += slice) {
+    GemmArgs args;
+    args.n_out = std::min(slice, graph_.n_vocab - c);
+    if (w.form == WeightForm::kF16) {
+      args.w = reinterpret_cast<const uint16_t*>(w.codes) + int64_t(c) * w.n_in;
+    } else {
+      expand_half(next(), w, c, args.n_out, expanded_.as<uint16_t>());
+      args.w = expanded_.as<uint16_t>();
+    }
+    args.x = half_.as<uint16_t>();
+    args.x_scale = half_scale_.as<float>();
+    args.out = logits_.as<float>() + c;
+    args.n_rows = n;
+    args.n_in = w.n_in;
+    args.out_stride = graph_.n_vocab;
+    args.softcap = logits_op_->softcap;
+    gemm(next(), args);
+  }
+}
+
+std::span<const float> CudaExecutable::logits(int output_row) {
+  if (output_row < 0 || output_row >= rows_.out)
+    fail(ErrorCode::kFailed, "logits of output row {} were asked for; the step has {}", output_row, rows_.out);
+  const size_t n_vocab = size_t(graph_.n_vocab), row_bytes = n_vocab * sizeof(float);
+  const int capacity = int(logits_.size() / row_bytes);
+  const bool many = rows_.out > kMaxMatvecRows;
+  if (output_row < logits_first_ || output_row >= logits_first_ + logits_n_) {
+    logits_first_ = output_row / capacity * capacity;
+    logits_n_ = std::min(capacity, rows_.out - logits_first_);
+    may_overlap_ = false;
+    run_logits(logits_first_, logits_n_);
+    check(cudaGetLastError(), "computing logits");
+    std::fill(logits_read_.begin(), logits_read_.end(), false);
+  }
+  const size_t host_rows = size_t(many ? capacity : logits_n_);
+  if (logits_host_.size() < host_rows * row_bytes) {
+    logits_host_ = Memory(host_rows * row_bytes, Place::kHost, "allocating logits");
+    std::fill(logits_read_.begin(), logits_read_.end(), false);
+  }
+  const size_t local = size_t(output_row - logits_first_);
+  if (!logits_read_[local]) {
+    // Many wanted rows are read in order: fetch all that are there at once.
+    const size_t first = many ? 0 : local, n = many ? size_t(logits_n_) : 1;
+    check(cudaMemcpyAsync(logits_host_.as<float>() + first * n_vocab, logits_.as<float>() + first * n_vocab, n * row_bytes,
+                          cudaMemcpyDeviceToHost, stream_),
+          "reading logits");
+    check(cudaStreamSynchronize(stream_), "reading logits");
+    for (size_t i = first; i < first + n; ++i) logits_read_[i] = true;
+  }
+  return {logits_host_.as<float>() + local * n_vocab, n_vocab};
+}
+
+std::span<const float> CudaExecutable::inspect(ValueId value) {
+  if (!decisions_.keep_values || !data(value)) return {};
+  const size_t n = size_t(rows_.of(set_of(value))) * size_t(width(value));
+  inspected_.resize(n);
+  check(cudaMemcpyAsync(inspected_.data(), data(value), n * sizeof(float), cudaMemcpyDeviceToHost, stream_), "reading a value");
+  check(cudaStreamSynchronize(stream_), "reading a value");
+  return inspected_;
+}
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,126 @@
+// A graph compiled for the device: a list of nodes, each one or two launches. Steps of up to kMaxMatvecRows rows become one CUDA
+// graph a (rows, output rows) pair; larger ones are enqueued node by node.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backends/backend.h"
+#include "backends/cuda/kernels/attention/attention.h"
+#include "backends/cuda/kernels/elementwise/elementwise.h"
+#include "backends/cuda/kernels/kv_append/kv_append.h"
+#include "backends/cuda/kernels/matvec/matvec.h"
+#include "backends/cuda/runtime/weights.h"
+
+namespace kvasir::cuda {
+
+// Nothing for a type that cannot hold keys or values here.
+std::optional<KvForm> kv_form(DType type);
+
+class CudaExecutable final : public backends::Executable {
+ public:
+  CudaExecutable(const graph::Graph& graph, const DeviceWeights& weights, const backends::Decisions& decisions,
+                 const backends::KvBuffers& kv, int max_rows, cudaStream_t stream);
+  ~CudaExecutable() override;
+
+  int max_rows() const override { return max_rows_; }
+  std::vector<std::string> describe() const override;
+  // Ends when the device has run the step: a value that the cache cannot hold is an error of this step.
+  void run(const graph::StepParams& step);
+  std::span<const float> logits(int output_row);
+  std::span<const float> inspect(graph::ValueId value);
+  std::vector<backends::TraceRow> trace() const { return trace_; }
+
+ private:
+  // Rows of the step being enqueued.
+  struct Rows {
+    int all = 0, out = 0;
+    bool own_pages = false;  // no two rows write the same page
+    int of(graph::RowSet set) const { return set == graph::RowSet::kAll ? all : out; }
+  };
+  struct Node {
+    std::string name;
+    int layer = -1;
+    std::vector<graph::ValueId> touches;  // for the memory plan
+    std::function<void(const Rows&)> run;
+    double bytes = 0;  // of weights read
+  };
+  // One matrix (or a gated pair) of a matmul node.
+  struct Part {
+    graph::WeightId w = graph::kNone, w2 = graph::kNone;
+    graph::ValueId in = graph::kNone, out = graph::kNone, mul = graph::kNone, residual = graph::kNone;
+    int mul_offset = 0, first_row = 0;
+    bool gelu = false;
+  };
+
+  // compile.cpp
+  void build_nodes();
+  size_t add_norm(size_t at);
+  size_t add_heads(size_t at);
+  size_t add_matmul(size_t at);
+  void add_matmul_node(const graph::Op& op, std::vector<Part> parts, std::string name);
+  void add_per_layer(const graph::Op& op);
+  void add_attention(const graph::Op& op);
+  void add_node(std::string name, int layer, std::vector<graph::ValueId> touches, std::function<void(const Rows&)> run);
+  void need_int8(graph::ValueId v);
+  bool feeds_int8(graph::ValueId v) const;
+  QuantRows quantized(graph::ValueId v, const Rows& rows) const;
+  void plan_memory();
+  void prepare_ropes();
+  void prepare_kv();
+  void size_attention();
+
+  // executable.cpp
+  void write_params(const graph::StepParams& step, Rows& rows);
+  void write_tables(const graph::StepParams& step);
+  void grow_tables(int n_pages);
+  void enqueue(const Rows& rows);
+  void enqueue_traced(const Rows& rows);
+  void run_logits(int first, int n);
+  void run_matmul(const std::vector<Part>& parts, const Rows& rows);
+  void run_gemm(const Part& part, int n_rows);
+  void to_half(graph::ValueId v, int n_rows);
+  Launch next();  // overlap with whatever was launched before it
+  StepView step_view() const;
+  float* data(graph::ValueId v) const { return v == graph::kNone ? nullptr : value_data_[size_t(v)]; }
+  int width(graph::ValueId v) const { return graph_.values[size_t(v)].width; }
+  graph::RowSet set_of(graph::ValueId v) const { return graph_.values[size_t(v)].rows; }
+
+  graph::Graph graph_;
+  const DeviceWeights& weights_;
+  backends::Decisions decisions_;
+  backends::KvBuffers kv_buffers_;
+  int max_rows_;
+  cudaStream_t stream_;
+
+  std::vector<Node> nodes_;
+  std::vector<KvView> kv_;
+  std::vector<RopeTableArgs> ropes_;
+  std::vector<int> consumers_;                 // by value
+  std::vector<bool> int8_;                     // by value: its quantised rows are made
+  std::vector<float*> value_data_;
+  std::vector<QuantRows> quant_;
+  std::vector<float*> shifted_;                // by value: queries turned at pos + shift
+  std::vector<Memory> memory_;
+  Memory half_, half_scale_, expanded_, partial_, partial_sums_;
+  graph::ValueId half_of_ = graph::kNone;      // whose rows half_ holds while a step is enqueued
+  const graph::Op* logits_op_ = nullptr;
+
+  Memory params_host_, params_, tables_host_, tables_, fault_host_;
+  size_t params_bytes_ = 0, out_rows_at_ = 0, rows_at_ = 0;
+  int table_stride_ = 0;
+  bool may_overlap_ = false;
+  std::map<std::tuple<int, int, bool>, cudaGraphExec_t> graphs_;  // null: seen once
+  Rows rows_;
+  std::vector<graph::Row> step_rows_;
+  Memory logits_, logits_host_;
+  int logits_first_ = 0, logits_n_ = 0;
+  std::vector<bool> logits_read_;
+  std::vector<float> inspected_;
+  std::vector<backends::TraceRow> trace_;
+};
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,320 @@
+// CUDA cache writes against the scalar codec's bytes, and attention against a double reference over what the cache holds.
+#include "cuda/fixture.h"
+#ifdef KVASIR_HAVE_CUDA
+#include <cuda_runtime_api.h>
+
+#include "base/half.h"
+#include "formats/head_wide.h"
+#include "graph/kv_layout.h"
+
+namespace kvasir::test {
+namespace {
+
+using graph::kPageTokens;
+using graph::Row;
+
+constexpr int kTokens = 512;
+
+struct Shape {
+  DType k, v;
+  int head_dim, n_head, n_kv, window;
+  bool flash;
+  float softcap = 0;
+};
+std::string shape_name(const Shape& s) {
+  return fmt::format("{}_{}_d{}_h{}k{}_w{}_{}{}", formats::require(s.k).name, formats::require(s.v).name, s.head_dim, s.n_head,
+                     s.n_kv, s.window, s.flash ? "flash" : "plain", s.softcap > 0 ? "_cap" : "");
+}
+
+// One cache, one attention op, rows that are looked up.
+class Bed {
+ public:
+  explicit Bed(const Shape& shape) : shape_(shape), backend_(backends::create_backend("cuda", 1)) {
+    const int d = shape.head_dim;
+    q_in_ = small_.input("q_raw", DType::f32, shape.n_head * d, kTokens, 1);
+    k_ = small_.input("k", DType::f32, shape.n_kv * d, kTokens, 2);
+    v_ = small_.input("v", DType::f32, shape.n_kv * d, kTokens, 3, 1.5f);
+    small_.graph.ropes.push_back({10000.0f, 1, d, {}});
+    graph::Op rope;
+    rope.kind = graph::OpKind::rope;
+    rope.in[0] = q_in_;
+    rope.out = small_.value("q", shape.n_head * d);
+    rope.n_head = shape.n_head;
+    rope.head_dim = d;
+    rope.rope = 0;
+    rope.eps = 1e-6f;
+    small_.graph.ops.push_back(rope);
+    graph::Op append;
+    append.kind = graph::OpKind::kv_append;
+    append.in = {k_, v_, graph::kNone};
+    append.kv = 0;
+    append.layer = 0;
+    small_.graph.ops.push_back(append);
+    graph::Op attend;
+    attend.kind = graph::OpKind::attention;
+    attend.in[0] = rope.out;
+    attend.out = out_ = small_.value("out", shape.n_head * d);
+    attend.n_head = shape.n_head;
+    attend.head_dim = d;
+    attend.scale = scale_ = 1.0f / std::sqrt(float(d));
+    attend.softcap = shape.softcap;
+    attend.kv = 0;
+    small_.graph.ops.push_back(attend);
+    graph::KvSpec spec;
+    spec.layer = 0;
+    spec.head_dim = d;
+    spec.n_kv = shape.n_kv;
+    spec.window = shape.window;
+    spec.k_type = shape.k;
+    spec.v_type = shape.v;
+    small_.graph.kv.push_back(spec);
+    backend_->upload(small_.graph, nullptr, nullptr);
+    n_pages_ = kTokens / kPageTokens;
+    kv_.n_pages = {n_pages_ + 1};
+    kv_.data = {backend_->alloc(graph::kv_page_bytes(spec) * size_t(n_pages_ + 1))};
+    kv_.n_exact = {2};
+    kv_.exact = {graph::kv_exact_page_bytes(spec) ? backend_->alloc(graph::kv_exact_page_bytes(spec) * 2) : nullptr};
+    // What nobody wrote must never be read: poison it.
+    cudaMemset(kv_.data[0], 0xff, graph::kv_page_bytes(spec) * size_t(n_pages_ + 1));
+    if (kv_.exact[0]) cudaMemset(kv_.exact[0], 0xff, graph::kv_exact_page_bytes(spec) * 2);
+    backends::Decisions decisions;
+    decisions.keep_values = true;
+    decisions.flash = shape.flash ? backends::FlashAttention::kOn : backends::FlashAttention::kOff;
+    executable_ = backend_->compile(small_.graph, decisions, kv_, kTokens);
+    for (int p = 0; p < n_pages_; ++p) pages_.push_back((p * 2 + 1) % (n_pages_ + 1));
+  }
+  ~Bed() {
+    executable_.reset();
+    backend_->free(kv_.data[0]);
+    if (kv_.exact[0]) backend_->free(kv_.exact[0]);
+  }
+
+  // Stores positions [begin, end) (token = position) and attends from them.
+  std::vector<float> step(int begin, int end) {
+    std::vector<Row> rows;
+    for (int p = begin; p < end; ++p) rows.push_back({p, p, 0, 0});
+    // Pages the step writes are exact: the last one stays, others live for the step.
+    std::vector<int32_t> exact(size_t(n_pages_), -1);
+    int next = 2;
+    const int first = begin / kPageTokens, last = (end - 1) / kPageTokens;
+    for (int p = first; p <= last; ++p) {
+      const bool open = p == first && begin % kPageTokens != 0;
+      if (!open && p == last) open_slot_ = 1 - open_slot_;
+      exact[size_t(p)] = open || p == last ? open_slot_ : next++;
+    }
+    graph::SequenceView sequence;
+    const size_t cls = shape_.window > 0;
+    sequence.page_table[cls] = pages_;
+    sequence.exact_table[cls] = exact;
+    backend_->submit(*executable_, {rows, {&sequence, 1}});
+    const auto out = backend_->inspect(*executable_, out_);
+    return {out.begin(), out.end()};
+  }
+
+  // Row of a table, as the op before gave it.
+  std::span<const float> table(int index, int token) const {
+    const Table& t = *small_.tables[size_t(index)];
+    return std::span<const float>(t.values).subspan(size_t(token) * size_t(t.weight.n_in), size_t(t.weight.n_in));
+  }
+
+  // What position j of a head is to a query of page `query_page`, in the model's basis.
+  std::vector<double> stored(int side, int head, int j, int query_page) const {
+    const int d = shape_.head_dim;
+    const DType type = side ? shape_.v : shape_.k;
+    const formats::Format& format = formats::require(type);
+    std::vector<float> x(static_cast<size_t>(d));
+    const auto from = table(1 + side, j).subspan(size_t(head) * size_t(d), size_t(d));
+    for (int i = 0; i < d; ++i) x[size_t(i)] = from[size_t(i)] * (side ? 1.5f : 1.0f);
+    const formats::Role role = side ? formats::kValues : formats::kKeys;
+    if (format.open_page()) {
+      if (format.head_wide()) formats::rotate(role, x.data(), x.data(), d);
+      for (float& v : x) v = f16_to_f32(f32_to_f16(v));
+      if (j / kPageTokens != query_page) {
+        std::vector<std::byte> wire(format.row_bytes(d));
+        format.encode(x.data(), wire.data(), d);
+        format.decode(wire.data(), x.data(), d);
+      }
+      if (format.head_wide()) formats::unrotate(role, x.data(), x.data(), d);
+    } else {
+      std::vector<std::byte> wire(format.row_bytes(d));
+      format.encode(x.data(), wire.data(), d);
+      format.decode(wire.data(), x.data(), d);
+    }
+    return {x.begin(), x.end()};
+  }
+
+  std::vector<double> expected(int pos) const {
+    const int d = shape_.head_dim, group = shape_.n_head / shape_.n_kv;
+    std::vector<double> out;
+    const int first = shape_.window > 0 ? std::max(0, pos - shape_.window + 1) : 0;
+    std::vector<std::vector<double>> keys, values;
+    for (int h = 0; h < shape_.n_head; ++h) {
+      const auto raw = table(0, pos).subspan(size_t(h) * size_t(d), size_t(d));
+      std::vector<double> q(raw.begin(), raw.end());
+      double square = 0;
+      for (double v : q) square += v * v;
+      for (double& v : q) v /= std::sqrt(square / d + 1e-6);
+      for (int i = 0; i < d / 2; ++i) {
+        const double angle = pos * std::pow(10000.0, -2.0 * i / d), a = q[size_t(i)], b = q[size_t(i + d / 2)];
+        q[size_t(i)] = a * std::cos(angle) - b * std::sin(angle);
+        q[size_t(i + d / 2)] = b * std::cos(angle) + a * std::sin(angle);
+      }
+      if (h % group == 0) {
+        keys.clear();
+        values.clear();
+        for (int j = first; j <= pos; ++j) {
+          keys.push_back(stored(0, h / group, j, pos / kPageTokens));
+          values.push_back(stored(1, h / group, j, pos / kPageTokens));
+        }
+      }
+      std::vector<double> p;
+      double most = -INFINITY, sum = 0;
+      for (const auto& k : keys) {
+        double s = 0;
+        for (int i = 0; i < d; ++i) s += q[size_t(i)] * k[size_t(i)];
+        s *= double(scale_);
+        if (shape_.softcap > 0) s = double(shape_.softcap) * std::tanh(s / double(shape_.softcap));
+        p.push_back(s);
+        most = std::max(most, s);
+      }
+      for (double& s : p) sum += s = std::exp(s - most);
+      std::vector<double> o(size_t(d), 0.0);
+      for (size_t j = 0; j < p.size(); ++j)
+        for (int i = 0; i < d; ++i) o[size_t(i)] += p[j] / sum * values[j][size_t(i)];
+      out.insert(out.end(), o.begin(), o.end());
+    }
+    return out;
+  }
+
+  std::vector<std::byte> page(int logical) const {
+    const size_t bytes = graph::kv_page_bytes(small_.graph.kv[0]);
+    std::vector<std::byte> out(bytes);
+    cudaMemcpy(out.data(), kv_.data[0] + size_t(pages_[size_t(logical)]) * bytes, bytes, cudaMemcpyDeviceToHost);
+    return out;
+  }
+
+ private:
+  Shape shape_;
+  std::unique_ptr<backends::Backend> backend_;
+  SmallGraph small_;
+  graph::ValueId q_in_, k_, v_, out_;
+  float scale_ = 1;
+  int n_pages_ = 0, open_slot_ = 0;
+  backends::KvBuffers kv_;
+  std::vector<int32_t> pages_;
+  std::unique_ptr<backends::Executable> executable_;
+};
+
+class CudaAttention : public testing::TestWithParam<Shape> {};
+
+TEST_P(CudaAttention, PromptAndDecodeAgreeWithDouble) {
+  KVASIR_NEEDS_CUDA();
+  const Shape shape = GetParam();
+  Bed bed(shape);
+  const auto compare = [&](int begin, int end) {
+    const std::vector<float> got = bed.step(begin, end);
+    const size_t width = size_t(shape.n_head) * size_t(shape.head_dim);
+    double worst = 0;
+    for (int p = begin; p < end; p += p + 1 < end && (p - begin) % 7 ? std::min(9, end - 1 - p) : 1)
+      worst = std::max(worst, nmse(std::span(got).subspan(size_t(p - begin) * width, width), bed.expected(p)));
+    // f16 tiles: queries, probabilities and values each within 2^-11.
+    EXPECT_LE(worst, shape.flash ? 2e-6 : 1e-9) << begin << " to " << end;
+  };
+  compare(0, 150);   // three pages at once, one part full
+  compare(150, 151);
+  compare(151, 152);
+  for (int p = 152; p < 191; ++p) bed.step(p, p + 1);
+  compare(191, 192);  // fills the page
+  compare(192, 193);  // reads it encoded
+  compare(193, 203);  // few rows of one sequence
+  compare(203, 450);
+  compare(450, 451);
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> out;
+  using enum DType;
+  for (bool flash : {true, false}) {
+    for (DType type : {f16, q8_0, tbq2_h, tbq3_h, tbq4_h})
+      for (int d : {64, 128, 256, 512}) {
+        if (!flash && d != 256) continue;
+        out.push_back({type, type, d, 8, 1, 0, flash});
+        if (d >= 256) out.push_back({type, type, d, 8, 2, 100, flash});
+      }
+    out.push_back({tbq4_h, f16, 256, 4, 1, 0, flash});
+    out.push_back({f16, tbq3_h, 256, 4, 2, 130, flash});
+    out.push_back({q8_0, tbq4_h, 512, 16, 1, 0, flash});
+    out.push_back({f16, f16, 256, 4, 4, 0, flash, 5.0f});
+  }
+  out.push_back({f32, f32, 256, 4, 1, 0, false});
+  out.push_back({bf16, bf16, 256, 4, 1, 100, false});
+  out.push_back({f32, tbq4_h, 128, 4, 1, 0, false});
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaAttention, testing::ValuesIn(shapes()), [](const auto& info) { return shape_name(info.param); });
+
+TEST(CudaAppend, PageBytesAreTheScalarCodecs) {
+  KVASIR_NEEDS_CUDA();
+  for (DType type : {DType::q8_0, DType::tbq2_h, DType::tbq3_h, DType::tbq4_h})
+    for (int d : {64, 128, 256, 512})
+      for (bool at_once : {true, false}) {
+        Bed bed({type, type, d, 2, 2, 0, true});
+        if (at_once)
+          bed.step(0, 128);
+        else
+          for (int p = 0; p < 128; ++p) bed.step(p, p + 1);
+        const formats::Format& format = formats::require(type);
+        const size_t row = format.row_bytes(d), codes = format.head_wide() ? row - 2 : size_t(d);
+        const size_t scale = row - codes;
+        for (int logical = 0; logical < 2; ++logical) {
+          const std::vector<std::byte> page = bed.page(logical);
+          int wrong = 0;
+          for (int head = 0; head < 2; ++head)
+            for (int side = 0; side < 2; ++side)
+              for (int t = 0; t < kPageTokens; ++t) {
+                std::vector<float> x;
+                for (float v : bed.table(1 + side, logical * kPageTokens + t).subspan(size_t(head) * size_t(d), size_t(d)))
+                  x.push_back(v * (side ? 1.5f : 1.0f));
+                if (format.head_wide()) formats::rotate(side ? formats::kValues : formats::kKeys, x.data(), x.data(), d);
+                for (float& v : x) v = f16_to_f32(f32_to_f16(v));
+                std::vector<std::byte> wire(row);
+                format.encode(x.data(), wire.data(), d);
+                std::vector<std::byte> want_codes, want_scales;
+                if (format.head_wide()) {
+                  want_codes.assign(wire.begin(), wire.begin() + long(codes));
+                  want_scales.assign(wire.begin() + long(codes), wire.end());
+                } else {
+                  for (int b = 0; b < d / 32; ++b) {
+                    want_scales.insert(want_scales.end(), wire.begin() + b * 34, wire.begin() + b * 34 + 2);
+                    want_codes.insert(want_codes.end(), wire.begin() + b * 34 + 2, wire.begin() + b * 34 + 34);
+                  }
+                }
+                const std::byte* region = page.data() + (size_t(head) * 2 + size_t(side)) * kPageTokens * row;
+                wrong += std::memcmp(region + size_t(t) * codes, want_codes.data(), codes) != 0;
+                wrong += std::memcmp(region + kPageTokens * codes + size_t(t) * scale, want_scales.data(), scale) != 0;
+              }
+          EXPECT_EQ(wrong, 0) << format.name << " head size " << d << " page " << logical << (at_once ? " at once" : " by token");
+        }
+      }
+}
+
+TEST(CudaAttentionRepeats, TwentyTimesTheSameBits) {
+  KVASIR_NEEDS_CUDA();
+  std::vector<float> first;
+  for (int i = 0; i < 20; ++i) {
+    Bed bed({DType::tbq4_h, DType::tbq3_h, 512, 8, 1, 0, true});
+    std::vector<float> out = bed.step(0, 300);
+    const std::vector<float> next = bed.step(300, 301);
+    out.insert(out.end(), next.begin(), next.end());
+    if (i == 0)
+      first = out;
+    else
+      ASSERT_EQ(0, std::memcmp(first.data(), out.data(), out.size() * sizeof(float))) << "repeat " << i;
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::test
+#else
+TEST(CudaAttention, NeedsABuildWithCuda) { GTEST_SKIP() << kvasir::test::no_cuda(); }
+#endif

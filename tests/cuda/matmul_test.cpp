@@ -1,0 +1,100 @@
+// CUDA matmul and lookups of every weight type against double sums over the scalar codec's values.
+#include "cuda/fixture.h"
+
+namespace kvasir::test {
+namespace {
+
+using graph::OpKind;
+using graph::Row;
+
+class CudaMatmul : public testing::TestWithParam<DType> {};
+
+TEST_P(CudaMatmul, RowsAgreeWithDoubleSums) {
+  KVASIR_NEEDS_CUDA();
+  const DType type = GetParam();
+  constexpr int kIn = 768, kOut = 130, kTokens = 64;
+  SmallGraph small;
+  const graph::ValueId x = small.input("x", DType::f32, kIn, kTokens, 1);
+  graph::Op op;
+  op.kind = OpKind::matmul;
+  op.in[0] = x;
+  op.w[0] = small.add(make_table("w", type, kIn, kOut, 2, 0.05f));
+  op.out = small.value("y", kOut);
+  small.graph.ops.push_back(op);
+  graph::Op gated = op;
+  gated.kind = OpKind::gated_mlp;
+  gated.act = graph::Activation::kGeluTanh;
+  gated.w[1] = small.add(make_table("w2", type, kIn, kOut, 3, 0.05f));
+  gated.out = small.value("g", kOut);
+  small.graph.ops.push_back(gated);
+  const auto backend = backends::create_backend("cuda", 1);
+  backend->upload(small.graph, nullptr, nullptr);
+  backends::Decisions decisions;
+  decisions.keep_values = true;
+  const auto executable = backend->compile(small.graph, decisions, {}, 64);
+  graph::SequenceView sequence;
+  const bool int8 = formats::require(type).block > 1;
+  for (int n : {1, 2, 4, 7, 16, 17, 64}) {
+    for (int repeat = 0; repeat < 3; ++repeat) {  // as it is, captured, replayed
+      std::vector<Row> rows;
+      for (int i = 0; i < n; ++i) rows.push_back({(i * 7 + repeat) % kTokens, i, 0, 0});
+      backend->submit(*executable, {rows, {&sequence, 1}});
+      std::vector<double> y, g;
+      for (const Row& row : rows)
+        for (int o = 0; o < kOut; ++o) {
+          double a = 0, b = 0;
+          for (int i = 0; i < kIn; ++i) {
+            const double v = double(small.tables[0]->values[size_t(row.token) * kIn + size_t(i)]);
+            a += v * double(small.tables[1]->values[size_t(o) * kIn + size_t(i)]);
+            b += v * double(small.tables[2]->values[size_t(o) * kIn + size_t(i)]);
+          }
+          y.push_back(a);
+          g.push_back(a / (1 + std::exp(-2 * 0.7978845608 * (a + 0.044715 * a * a * a))) * b);
+        }
+      // int8 groups of the activations: (1/127)^2 / 12 of the largest squared, about 2e-5; f16 products: 2^-22.
+      const double bound = n > 16 ? 2e-7 : int8 ? 5e-5 : 1e-10;
+      EXPECT_LE(nmse(backend->inspect(*executable, op.out), y), bound) << n << " rows";
+      EXPECT_LE(nmse(backend->inspect(*executable, gated.out), g), 4 * bound) << n << " rows, gated";
+    }
+  }
+}
+
+TEST_P(CudaMatmul, LookupsAreTheScalarCodecs) {
+  KVASIR_NEEDS_CUDA();
+  constexpr int kWidth = 512, kTokens = 40;
+  SmallGraph small;
+  const graph::ValueId x = small.input("x", GetParam(), kWidth, kTokens, 5);
+  const auto backend = backends::create_backend("cuda", 1);
+  backend->upload(small.graph, nullptr, nullptr);
+  backends::Decisions decisions;
+  decisions.keep_values = true;
+  const auto executable = backend->compile(small.graph, decisions, {}, kTokens);
+  std::vector<Row> rows;
+  for (int i = 0; i < kTokens; ++i) rows.push_back({i, i, 0, 0});
+  graph::SequenceView sequence;
+  backend->submit(*executable, {rows, {&sequence, 1}});
+  const auto got = backend->inspect(*executable, x);
+  ASSERT_EQ(got.size(), small.tables[0]->values.size());
+  EXPECT_EQ(0, std::memcmp(got.data(), small.tables[0]->values.data(), got.size_bytes()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaMatmul,
+                         testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0,
+                                         DType::q5_1, DType::q4_k, DType::q5_k, DType::q6_k, DType::iq4_nl),
+                         [](const auto& info) { return std::string(formats::require(info.param).name); });
+
+TEST(CudaMatmulRefuses, AnUnbuiltTypeByName) {
+  KVASIR_NEEDS_CUDA();
+  SmallGraph small;
+  small.input("x", DType::q2_k, 256, 4, 1);
+  const auto backend = backends::create_backend("cuda", 1);
+  try {
+    backend->upload(small.graph, nullptr, nullptr);
+    FAIL() << "q2_k was taken";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("q2_k"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::test

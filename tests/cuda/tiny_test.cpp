@@ -1,0 +1,126 @@
+// tiny-gemma4 on CUDA against its reference outputs and against the CPU.
+#include "cuda/fixture.h"
+#include "engine/generate.h"
+#include "engine/perplexity.h"
+#include "engine/tiny.h"
+
+namespace kvasir::test {
+namespace {
+
+using engine::Session;
+using engine::Want;
+using text::Token;
+
+std::shared_ptr<engine::Model> load(const std::string& file, const std::string& backend) {
+  engine::LoadOptions options;
+  options.path = model_path(file);
+  options.backend = backend;
+  return engine::Model::load(options);
+}
+
+std::vector<std::string> files() { return {"tiny-gemma4-f16.gguf", "tiny-gemma4-q8_0.gguf"}; }
+
+TEST(CudaTiny, LastLogitsOfEachPrompt) {
+  KVASIR_NEEDS_CUDA();
+  for (const std::string& file : files()) {
+    const auto model = load(file, "cuda");
+    for (const char* prompt : {"short", "medium", "long"}) {
+      const auto ids = reference().array<Token>(std::string(prompt) + ".ids");
+      const auto expected = reference().array<float>(std::string(prompt) + ".last_logits");
+      for (bool flash : {true, false}) {
+        auto options = session_options(DType::f16);
+        options.flash_attention = flash;
+        Session s(model, options);
+        s.append(0, ids, Want::kLast, [&](int, std::span<const float> logits) {
+          double worst = 0;
+          for (size_t i = 0; i < logits.size(); ++i) worst = std::max(worst, std::fabs(double(logits[i]) - expected[i]));
+          EXPECT_LE(worst, file.find("f16") != file.npos ? 0.05 : 1.0) << file << " " << prompt << (flash ? " flash" : " plain");
+          std::printf("%s %s %s: largest logit difference %.4f\n", file.c_str(), prompt, flash ? "flash" : "plain", worst);
+        });
+      }
+    }
+  }
+}
+
+TEST(CudaTiny, GreedyTextUpToANearTie) {
+  KVASIR_NEEDS_CUDA();
+  for (const std::string& file : files()) {
+    const auto model = load(file, "cuda");
+    for (const char* prompt : {"short", "medium", "long"}) {
+      const auto ids = reference().array<Token>(std::string(prompt) + ".ids");
+      const auto expected = reference().array<Token>(std::string(prompt) + ".greedy_ids");
+      const auto margins = reference().array<float>(std::string(prompt) + ".greedy_margins");
+      Session s(model, session_options(DType::f16));
+      engine::GenerateOptions options;
+      options.n_predict = 64;
+      options.ignore_end = true;
+      const auto result = engine::generate(s, 0, ids, options, [](std::string_view) { return true; });
+      ASSERT_EQ(result.tokens.size(), expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) {
+        if (margins[i] < 0.05f) break;
+        EXPECT_EQ(result.tokens[i], expected[i]) << file << " " << prompt << " token " << i << " margin " << margins[i];
+        if (result.tokens[i] != expected[i]) break;
+      }
+    }
+  }
+}
+
+TEST(CudaTiny, PerplexityIsTheCpus) {
+  KVASIR_NEEDS_CUDA();
+  const std::string text = read_file(model_path("val.txt"));
+  for (const std::string& file : files()) {
+    double ppl[2];
+    for (int b = 0; b < 2; ++b) {
+      const auto model = load(file, b ? "cuda" : "cpu");
+      std::vector<Token> tokens = model->tokenizer().encode(text, false);
+      tokens.insert(tokens.begin(), model->tokenizer().bos());
+      Session s(model, session_options(DType::f16));
+      engine::PerplexityOptions options;
+      options.n_ctx = 2048;
+      options.max_chunks = 4;
+      ppl[b] = engine::perplexity(s, tokens, options).ppl;
+    }
+    std::printf("%s: perplexity cpu %.5f cuda %.5f\n", file.c_str(), ppl[0], ppl[1]);
+    EXPECT_NEAR(ppl[1] / ppl[0], 1.0, 1e-3) << file;
+  }
+}
+
+TEST(CudaTiny, MicroBatchesAgree) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-f16.gguf", "cuda");
+  const auto ids = reference().array<Token>("long.ids");
+  for (DType type : {DType::f16, DType::q8_0}) {
+    std::vector<float> first;
+    for (int n_ubatch : {512, 64, 16, 1}) {
+      Session s(model, session_options(type, 2048, n_ubatch));
+      s.append(0, ids, Want::kLast, [&](int, std::span<const float> logits) {
+        if (first.empty()) first.assign(logits.begin(), logits.end());
+        double worst = 0;
+        for (size_t i = 0; i < logits.size(); ++i) worst = std::max(worst, std::fabs(double(logits[i]) - double(first[i])));
+        EXPECT_LE(worst, 0.1) << formats::require(type).name << " micro-batch " << n_ubatch;
+      });
+    }
+  }
+}
+
+TEST(CudaTiny, TwentyRepeatsAreIdentical) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
+  const auto ids = reference().array<Token>("medium.ids");
+  std::vector<float> first;
+  for (int i = 0; i < 20; ++i) {
+    Session s(model, session_options(DType::q8_0));
+    s.append(0, ids, Want::kLast, [](int, std::span<const float>) {});
+    std::vector<float> last;
+    for (int t = 0; t < 8; ++t)
+      s.append(0, std::vector<Token>{Token(100 + t)}, Want::kLast,
+               [&](int, std::span<const float> logits) { last.insert(last.end(), logits.begin(), logits.end()); });
+    if (i == 0)
+      first = last;
+    else
+      ASSERT_EQ(0, std::memcmp(first.data(), last.data(), last.size() * sizeof(float))) << "repeat " << i;
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::test
