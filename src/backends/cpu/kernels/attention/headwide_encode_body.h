@@ -223,19 +223,5 @@ struct HeadWideEncoder {
   }
 };
 
-template <typename Vec>
-void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
-  switch (head_wide_bits(type)) {
-    case 2:
-      return HeadWideEncoder<Vec, 2>::encode(side, head_dim, exact, region);
-    case 3:
-      return HeadWideEncoder<Vec, 3>::encode(side, head_dim, exact, region);
-    case 4:
-      return HeadWideEncoder<Vec, 4>::encode(side, head_dim, exact, region);
-    default:
-      return encode_page_scalar(type, side, head_dim, exact, region);
-  }
-}
-
 }  // namespace
 }  // namespace kvasir::cpu

@@ -6,8 +6,10 @@
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/headwide_encode_body.h"
 #include "backends/cpu/kernels/attention/headwide_rotate_body.h"
+#include "backends/cpu/kernels/attention/page_codec.h"
 #include "backends/cpu/kernels/attention/plain_body.h"
 #include "backends/cpu/kernels/attention/producers_body.h"
+#include "backends/cpu/kernels/attention/q8_encode_body.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -43,6 +45,22 @@ const ValueProducer* value_producer(DType type) {
 template <typename Vec>
 void store_f16_row(const float* x, int n, uint16_t* out) {
   for (int i = 0; i < n; i += Vec::kN) Vec::store(reinterpret_cast<F16*>(out + i), Vec::load(x + i));
+}
+
+template <typename Vec>
+void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
+  switch (type) {
+    case DType::tbq2_h:
+      return HeadWideEncoder<Vec, 2>::encode(side, head_dim, exact, region);
+    case DType::tbq3_h:
+      return HeadWideEncoder<Vec, 3>::encode(side, head_dim, exact, region);
+    case DType::tbq4_h:
+      return HeadWideEncoder<Vec, 4>::encode(side, head_dim, exact, region);
+    case DType::q8_0:
+      return Q8Encoder<Vec>::encode(side, head_dim, exact, region);
+    default:
+      return encode_page_scalar(type, side, head_dim, exact, region);
+  }
 }
 
 template <typename Vec>

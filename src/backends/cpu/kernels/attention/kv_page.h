@@ -14,8 +14,8 @@
 //     scales      keys    f16 [2][head_dim / 32][32]     (t / 32, b, t % 32)
 //                 values  f16 [head_dim / 32][64]        (b, t)
 //   head-wide types (tbq2_h tbq3_h tbq4_h, b bits a code): blocks of 512 codes in 64 b bytes, then the scales
-//     codes       keys    [2][head_dim / 16] blocks      (t / 32, d / 16) has 32 keys x 16 dimensions
-//                 values  [head_dim / 32][2][2] blocks   (d / 32, t / 32, d % 32 / 16) has 16 dim. x 32 tokens
+//     codes       keys    [2][head_dim / 16] blocks      (t / 32, d / 16): 32 t x 16 d
+//                 values  [head_dim / 32][2][2] blocks   (d / 32, t / 32, d % 32 / 16): 16 d x 32 t
 //     scales      f16 [64]                               (t)
 //   A block is b lines of 64 bytes that spread into 8 images of 64 codes, one a byte; an image is a vector of
 //   16 lanes of four bytes, the operand of a four-way int8 dot product:
@@ -27,7 +27,7 @@
 //                 lines 0 and 1, their high bits in bits 6 and 7 of line 2
 //     2 bits      4l .. 4l + 3 (bits 0-1, 2-3, 4-5, 6-7)
 //   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
-//   quarter of the 3-bit codes take two shifts and a select, which planes of 2 bits and 1 bit would need for all.
+//   quarter of the 3-bit codes take two shifts and a select, which separate planes would need for all.
 #pragma once
 #include <cstddef>
 #include <cstdint>

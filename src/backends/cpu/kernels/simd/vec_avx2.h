@@ -108,6 +108,11 @@ struct Vec {
     const __m128i y = _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), y);
   }
+  static void store_u16(uint16_t* p, I x) {
+    const __m256i low = _mm256_shuffle_epi8(x, _mm256_set1_epi64x(0x0d0c090805040100));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
+  }
 
   static constexpr int kLevelBias = 0;
   using Table = __m256i;

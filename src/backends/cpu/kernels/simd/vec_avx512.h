@@ -111,6 +111,9 @@ struct Vec {
   static void store_u8(uint8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(kAll, x));
   }
+  static void store_u16(uint16_t* p, I x) {  // the low 16 bits of each lane
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(kAll, x));
+  }
 
   // Bytes of levels: a code's low kBits bits index a table of 16 entries of period 2^kBits; what lies above
   // them is ignored. Levels come biased by kLevelBias, as dot8 wants them.

@@ -112,6 +112,9 @@ struct Vec {
   static void store_u8(uint8_t* p, I x) {
     for (int i = 0; i < kN; ++i) p[i] = uint8_t(x[i]);
   }
+  static void store_u16(uint16_t* p, I x) {
+    for (int i = 0; i < kN; ++i) p[i] = uint16_t(x[i]);
+  }
 
   static constexpr int kLevelBias = 0;
   struct Table {

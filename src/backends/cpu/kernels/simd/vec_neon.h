@@ -97,6 +97,7 @@ struct Vec {
     const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(narrow, narrow))), 0);
     __builtin_memcpy(p, &four, sizeof(four));
   }
+  static void store_u16(uint16_t* p, I x) { vst1_u16(p, vmovn_u32(vreinterpretq_u32_s32(x))); }
 
   static constexpr int kLevelBias = 0;
   using Table = int8x16_t;
