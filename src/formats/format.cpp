@@ -48,6 +48,20 @@ void encode_row(const float* x, std::byte* blocks, int64_t n) {
   encode_weighted_row<Block>(x, nullptr, blocks, n);
 }
 
+template <typename Block>
+constexpr bool kPublished = requires(const float* x, Block& block) {
+  encode_published(x, block);
+};
+
+template <typename Block>
+void encode_published_row(const float* x, std::byte* blocks, int64_t n) {
+  for (int64_t i = 0; i < n; i += Block::kValues, blocks += sizeof(Block)) {
+    Block block{};
+    encode_published(x + i, block);
+    std::memcpy(blocks, &block, sizeof(Block));
+  }
+}
+
 // A row of a head-wide type is one head: a scale follows its blocks.
 template <typename Block>
 constexpr bool kHeadWide = requires {
@@ -68,6 +82,8 @@ constexpr Format make_format(DType type, std::string_view name, uint32_t roles, 
   format.block_bytes = sizeof(Block);
   format.roles = roles;
   format.theory_nmse = theory;
+  if constexpr (requires { Block::kBasis; }) format.basis = Block::kBasis;
+  if constexpr (kPublished<Block>) format.encode_published = encode_published_row<Block>;
   if constexpr (kHeadWide<Block>) {
     format.decode = [](const std::byte* row, float* out, int64_t n) {
       decode_head<Block::kBits>(row, int(n), out);

@@ -13,14 +13,16 @@ namespace kvasir::formats {
 
 enum Role : uint32_t { kWeights = 1, kKeys = 2, kValues = 4 };
 
+// The basis that rows of a KV type live in; transforms and formulas: basis.h.
+enum class Basis : uint8_t { kModel, kHeadWide, kBlock32, kBlock128, kSignedBlock128 };
+
 struct Format {
   DType type;
   std::string_view name;  // as users write it: "q4_k"
   uint32_t block;         // values a block
   uint32_t block_bytes;   // bytes a block
   uint32_t roles;         // OR of Role
-  // Both take one row of n values; takes(n) must hold. A head-wide type's row is one head in the basis of
-  // formats/head_wide.h: these two neither rotate nor rotate back. encode is deterministic and has no
+  // Both take one row of n values in the type's basis (basis.h); takes(n) must hold. encode is deterministic and has no
   // undefined input: a NaN or an infinity in x gives some finite code (callers that must refuse check
   // before); f32, f16 and bf16 store it as it is.
   void (*decode)(const std::byte* blocks, float* out, int64_t n);
@@ -32,6 +34,10 @@ struct Format {
   // alike). Types without a search ignore it.
   void (*encode_weighted)(const float* x, const float* importance, std::byte* blocks, int64_t n);
 
+  Basis basis = Basis::kModel;
+  // The encoder of whoever published the type, for parity with their bytes; nullptr when there is none. Ours has a
+  // better scale.
+  void (*encode_published)(const float* x, std::byte* blocks, int64_t n) = nullptr;
   // Bytes a row has once, after its blocks: the scale of a head-wide type. 0 for all others.
   uint32_t row_extra = 0;
   double (*head_theory)(int64_t n) = nullptr;  // head-wide types only

@@ -25,6 +25,7 @@ template <int b>
 struct BlockTbqH {
   static constexpr int kValues = 64;
   static constexpr int kBits = b;
+  static constexpr Basis kBasis = Basis::kHeadWide;
   uint8_t codes[8 * b];
 };
 static_assert(sizeof(BlockTbqH<3>) == 24);

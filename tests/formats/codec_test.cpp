@@ -53,7 +53,7 @@ TEST_P(Codec, SizeIsWholeAndStatedBitsHold) {
   const Format& format = GetParam();
   EXPECT_EQ(format.row_bytes(2048), 2048 / format.block * format.block_bytes);
   EXPECT_DOUBLE_EQ(format.bits_per_value(4096), 8.0 * double(format.row_bytes(4096)) / 4096);
-  EXPECT_TRUE(format.has_role(kWeights));
+  EXPECT_NE(format.roles, 0u);
 }
 
 TEST_P(Codec, ZerosStayZeros) {
@@ -70,6 +70,7 @@ TEST_P(Codec, SecondEncodingLosesNothingMuch) {
   if (is_plain(format)) {
     EXPECT_EQ(once, twice);
   }
+  if (format.type == DType::qjl1_256) GTEST_SKIP() << "an estimate: its own estimate is another";
   EXPECT_LE(relative_error(once, twice), format.theory_nmse * 0.25);
 }
 
@@ -138,7 +139,7 @@ TEST_P(Codec, OneNanDoesNotSpoilItsNeighbours) {
 
 TEST_P(Codec, ImportanceMovesTheErrorAway) {
   const Format& format = GetParam();
-  if (is_plain(format) || format.name == "q8_0") GTEST_SKIP() << "no search";
+  if (is_plain(format) || format.name == "q8_0" || !format.has_role(kWeights)) GTEST_SKIP() << "no search";
   const auto x = gaussian_floats(17, 1 << 14);
   std::vector<float> importance(x.size());
   for (size_t i = 0; i < x.size(); ++i) importance[i] = i % 4 == 0 ? 50.0f : 1.0f;
@@ -213,8 +214,8 @@ TEST(Table, NamesAndIdsAreUnique) {
 }
 
 TEST(Table, Roles) {
-  EXPECT_EQ(names(kKeys), "f32 f16 bf16 q8_0 q4_0 q5_0 tbq2_h tbq3_h tbq4_h");
-  EXPECT_EQ(names(kValues), names(kKeys));
+  EXPECT_EQ(names(kKeys), "f32 f16 bf16 q8_0 q4_0 q5_0 tbq3_0 tbq4_0 qjl1_256 q4_polar tbq2_h tbq3_h tbq4_h");
+  EXPECT_EQ(names(kValues), "f32 f16 bf16 q8_0 q4_0 q5_0 tbq3_0 tbq4_0 q4_polar tbq2_h tbq3_h tbq4_h");
   EXPECT_EQ(&require("q8_0", kKeys), find("q8_0"));
 }
 
@@ -237,8 +238,8 @@ TEST(Table, RefusalsNameWhatWouldWork) {
   const auto role = message_of(ErrorCode::kRefused, [] { require("q4_k", kValues); });
   EXPECT_NE(role.find("cannot hold values"), std::string::npos);
   EXPECT_EQ(role.find("q6_k"), std::string::npos);
-  const auto fork = message_of(ErrorCode::kRefused, [] { require(DType(45)); });
-  EXPECT_NE(fork.find("tbq4_0"), std::string::npos);
+  const auto fork = message_of(ErrorCode::kRefused, [] { require(DType(50)); });
+  EXPECT_NE(fork.find("tbq4_k"), std::string::npos);
   EXPECT_NE(fork.find("general.quantized_by"), std::string::npos);
   EXPECT_NE(message_of(ErrorCode::kRefused, [] { require(DType(67)); }).find("tbq2_ht"), std::string::npos);
   EXPECT_NE(message_of(ErrorCode::kRefused, [] { require(DType(39)); }).find("mxfp4"), std::string::npos);

@@ -53,6 +53,12 @@ void k_scale_min(const Bytes& b, size_t at, int j, int& S, int& M) {
   }
 }
 
+constexpr double kTbq3[4] = {0.2450942, 0.7560053, 1.3439093, 2.1519457};
+constexpr double kTbq4[8] = {0.1283243, 0.3878412, 0.6564307, 0.9419147,
+                             1.2557391, 1.6175243, 2.0685055, 2.7321365};
+constexpr double kPolar[8] = {0.131757782, 0.397897103, 0.672392117, 0.962640978,
+                              1.279739752, 1.643041510, 2.093562707, 2.754354807};
+
 using Decoder = std::function<double(const Bytes&, int i)>;
 
 double q2_k(const Bytes& b, int i) {
@@ -109,6 +115,22 @@ const std::map<std::string, Decoder, std::less<>>& decoders() {
       {"q6_k", q6_k},
       {"iq4_nl", [](const Bytes& b, int i) { return half(b, 0) * kLevels[nibble(b, 2, i)]; }},
       {"iq4_xs", iq4_xs},
+      {"tbq3_0",
+       [](const Bytes& b, int i) {
+         int code = 0;
+         for (int k = 0; k < 3; ++k) code |= bit(b, 2, 3 * i + k) << k;
+         return half(b, 0) * (code < 4 ? -kTbq3[3 - code] : kTbq3[code - 4]);
+       }},
+      {"tbq4_0",
+       [](const Bytes& b, int i) {
+         const int code = nibble(b, 2, i);
+         return half(b, 0) * (code < 8 ? -kTbq4[7 - code] : kTbq4[code - 8]);
+       }},
+      {"q4_polar",
+       [](const Bytes& b, int i) {
+         const int code = b[size_t(2 + i / 2)] >> (i % 2 * 4) & 15;
+         return half(b, 0) / std::sqrt(128.0) * (code < 8 ? -kPolar[7 - code] : kPolar[code - 8]);
+       }},
   };
   return table;
 }
@@ -126,6 +148,7 @@ class Layout : public testing::TestWithParam<Format> {};
 
 TEST_P(Layout, RandomBlocksDecodeAsTheTableSays) {
   const Format& format = GetParam();
+  if (format.type == DType::qjl1_256) GTEST_SKIP() << "tests/formats/published_test.cpp";
   const auto reference = decoders().find(format.name);
   ASSERT_NE(reference, decoders().end()) << "write the table's formula for a new type here";
   uint64_t state = 7;
@@ -141,7 +164,7 @@ TEST_P(Layout, RandomBlocksDecodeAsTheTableSays) {
     format.decode(reinterpret_cast<const std::byte*>(block.data()), out.data(), format.block);
     for (uint32_t i = 0; i < format.block; ++i) {
       const double expected = reference->second(block, int(i));
-      EXPECT_NEAR(out[i], expected, std::fabs(expected) * 0x1p-22 + 1e-30)
+      EXPECT_NEAR(out[i], expected, std::fabs(expected) * 0x1p-21 + 1e-30)
           << "round " << round << " value " << i;
     }
   }

@@ -233,6 +233,37 @@ inline double absmax_block(int divisor, int low, int high, bool is_signed, const
 
 // Normalised mean squared error of the named type on x; x.size() is a multiple of 256. `starts` trial scales
 // a block.
+// Levels on a block brought to unit mean square, then the best scale for the chosen levels.
+inline double sphere_block(const std::vector<double>& positive, int n, const double* x) {
+  Levels levels;
+  for (double level : positive) levels.values.push_back(-level), levels.values.push_back(level);
+  std::sort(levels.values.begin(), levels.values.end());
+  double squares = 0, xl = 0, l2 = 0, error = 0;
+  for (int i = 0; i < n; ++i) squares += x[i] * x[i];
+  std::vector<double> chosen;
+  for (int i = 0; i < n; ++i) chosen.push_back(levels.nearest(x[i] / std::sqrt(squares / n)));
+  for (int i = 0; i < n; ++i) xl += x[i] * chosen[size_t(i)], l2 += chosen[size_t(i)] * chosen[size_t(i)];
+  for (int i = 0; i < n; ++i) error += std::pow(x[i] - xl / l2 * chosen[size_t(i)], 2);
+  return error;
+}
+
+// Signs of 256 projections of 128 values and the norm, read back as the unbiased estimate.
+inline double sketch_block(const double* x) {
+  static const std::vector<double> projection = gaussians(77, 128 * 256);
+  double norm = 0, error = 0;
+  for (int i = 0; i < 128; ++i) norm += x[i] * x[i];
+  std::vector<double> back(128);
+  for (int j = 0; j < 256; ++j) {
+    double dot = 0;
+    for (int i = 0; i < 128; ++i) dot += x[i] * projection[size_t(i * 256 + j)];
+    for (int i = 0; i < 128; ++i)
+      back[size_t(i)] += dot > 0 ? projection[size_t(i * 256 + j)] : -projection[size_t(i * 256 + j)];
+  }
+  for (int i = 0; i < 128; ++i)
+    error += std::pow(x[i] - std::sqrt(3.14159265358979 / 2) / 256 * std::sqrt(norm) * back[size_t(i)], 2);
+  return error;
+}
+
 inline double nmse(const std::string& name, const std::vector<double>& x, int starts) {
   double error = 0, energy = 0;
   for (double v : x) energy += v * v;
@@ -246,7 +277,19 @@ inline double nmse(const std::string& name, const std::vector<double>& x, int st
     if (name == "iq4_xs") error += symmetric_superblock(iq4(), -32, 31, 32, at, starts);
     if (name == "f16" || name == "bf16")
       for (int j = 0; j < 256; ++j) error += float_rounding(at[j], name == "f16" ? 10 : 7);
+    for (int j = 0; j < 256; j += 128) {
+      if (name == "q4_polar")
+        error += sphere_block({0.131757782, 0.397897103, 0.672392117, 0.962640978, 1.279739752, 1.643041510,
+                               2.093562707, 2.754354807},
+                              128, at + j);
+      if (name == "qjl1_256") error += sketch_block(at + j);
+    }
     for (int j = 0; j < 256; j += 32) {
+      if (name == "tbq3_0") error += sphere_block({0.2450942, 0.7560053, 1.3439093, 2.1519457}, 32, at + j);
+      if (name == "tbq4_0")
+        error += sphere_block(
+            {0.1283243, 0.3878412, 0.6564307, 0.9419147, 1.2557391, 1.6175243, 2.0685055, 2.7321365}, 32,
+            at + j);
       if (name == "q8_0") error += absmax_block(127, -127, 127, false, at + j);
       if (name == "q4_0") error += absmax_block(8, -8, 7, true, at + j);
       if (name == "q5_0") error += absmax_block(16, -16, 15, true, at + j);
