@@ -1,10 +1,11 @@
 // kvasir perplexity: how well a model predicts a text.
-#include "engine/perplexity.h"
-
 #include <chrono>
+#include <memory>
+#include <vector>
 
 #include "base/error.h"
 #include "command.h"
+#include "engine/kl_divergence.h"
 #include "formats/format.h"
 #include "generation.h"
 
@@ -15,61 +16,140 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-int perplexity(const Args& args) {
-  if (!args.given("file")) fail(ErrorCode::kUsage, "no text; give -f FILE, or -f - to read standard input");
-  require_backend(args);
-  kv_types(args);
+// What both ways of scoring need.
+struct Task {
+  std::shared_ptr<engine::Model> model;
+  engine::SessionOptions session;
+  std::vector<engine::Token> tokens;
+  int n_ctx = 0, n_windows = 0;
+  bool quiet = false;
+  std::chrono::steady_clock::time_point start;
+
+  // One line that overwrites itself on a terminal.
+  void progress(int done, const std::string& figures) const {
+    if (quiet) return;
+    const double left = seconds_since(start) / done * (n_windows - done);
+    const std::string line =
+        fmt::format("window {:>4} of {}  {}  {:.0f} s left", done, n_windows, figures, left);
+    print_err(err_is_terminal() ? "\r" + line + "\033[K" : line + "\n");
+  }
+};
+
+Task prepare(const Args& args) {
+  Task task;
   const std::string text = read_text(args.text("file"));
   require_utf8(text, args.text("file"));
-  const auto model = load_model(args);
-  std::vector<engine::Token> tokens = model->tokenizer().encode(text, false);
-  if (model->tokenizer().add_bos()) tokens.insert(tokens.begin(), model->tokenizer().bos());
-  engine::SessionOptions session_opts = session_options(args, *model);
-  engine::Session session(model, session_opts);
-
-  engine::PerplexityOptions options;
-  options.n_ctx = session.options().n_ctx;
-  options.max_chunks = args.integer("chunks");
-  options.score_all = args.on("all");
-  const int windows = int(tokens.size() / size_t(options.n_ctx));
+  task.model = load_model(args);
+  task.tokens = task.model->tokenizer().encode(text, false);
+  if (task.model->tokenizer().add_bos())
+    task.tokens.insert(task.tokens.begin(), task.model->tokenizer().bos());
+  task.session = session_options(args, *task.model);
+  task.n_ctx = task.session.n_ctx;
+  const int windows = int(task.tokens.size() / size_t(task.n_ctx));
   if (windows == 0)
     fail(ErrorCode::kUsage, "{}: {} tokens are fewer than one window of {}; give -c {} or a longer text",
-         args.text("file"), tokens.size(), options.n_ctx, std::max<size_t>(tokens.size() / 2, 2));
-  const int total = options.max_chunks > 0 ? std::min(options.max_chunks, windows) : windows;
-  const bool quiet = loudness(args) == Loudness::kQuiet;
-  if (!quiet) {
+         args.text("file"), task.tokens.size(), task.n_ctx, std::max<size_t>(task.tokens.size() / 2, 2));
+  const int chunks = args.integer("chunks");
+  task.n_windows = chunks > 0 ? std::min(chunks, windows) : windows;
+  task.quiet = loudness(args) == Loudness::kQuiet;
+  return task;
+}
+
+nlohmann::ordered_json describe(const Task& task, const engine::PerplexityResult& ppl) {
+  const engine::KvTypes& kv = task.session.kv;
+  return {{"ppl", ppl.ppl},
+          {"ppl_err", ppl.ppl_err},
+          {"n_tokens", ppl.n_tokens},
+          {"n_ctx", task.n_ctx},
+          {"k_type", formats::require(kv.k).name},
+          {"v_type", formats::require(kv.v).name},
+          {"n_chunks", ppl.n_chunks},
+          {"model", task.model->description()},
+          {"flash_attn", task.session.flash_attention},
+          {"threads", task.model->n_threads()},
+          {"seconds", seconds_since(task.start)}};
+}
+
+std::string summary_line(const Task& task, const engine::PerplexityResult& ppl) {
+  return fmt::format("perplexity {:.4f} +- {:.4f} over {} tokens in {} windows of {} ({:.1f} s)\n", ppl.ppl,
+                     ppl.ppl_err, ppl.n_tokens, ppl.n_chunks, task.n_ctx, seconds_since(task.start));
+}
+
+void run_plain(const Args& args, Task& task) {
+  engine::Session session(task.model, task.session);
+  if (!task.quiet) {
     note_load_lines(session);
-    note("{} tokens, {} windows of {}", tokens.size(), total, options.n_ctx);
+    note("{} tokens, {} windows of {}", task.tokens.size(), task.n_windows, task.n_ctx);
   }
-  const auto start = std::chrono::steady_clock::now();
+  engine::PerplexityOptions options;
+  options.n_ctx = task.n_ctx;
+  options.max_chunks = args.integer("chunks");
+  options.score_all = args.on("all");
+  task.start = std::chrono::steady_clock::now();
   options.on_chunk = [&](const engine::PerplexityResult& now) {
-    if (quiet) return;
-    const double left = seconds_since(start) / now.n_chunks * (total - now.n_chunks);
-    const std::string line = fmt::format("window {:>4} of {}  perplexity {:.4f} +- {:.4f}  {:.0f} s left",
-                                         now.n_chunks, total, now.ppl, now.ppl_err, left);
-    print_err(err_is_terminal() ? "\r" + line + "\033[K" : line + "\n");
+    task.progress(now.n_chunks, fmt::format("perplexity {:.4f} +- {:.4f}", now.ppl, now.ppl_err));
   };
-  const auto result = engine::perplexity(session, tokens, options);
-  if (!quiet && err_is_terminal()) print_err("\n");
-  const double seconds = seconds_since(start);
-  if (args.on("json")) {
-    const engine::KvTypes& kv = session.options().kv;
-    const nlohmann::ordered_json document = {{"ppl", result.ppl},
-                                             {"ppl_err", result.ppl_err},
-                                             {"n_tokens", result.n_tokens},
-                                             {"n_ctx", options.n_ctx},
-                                             {"k_type", formats::require(kv.k).name},
-                                             {"v_type", formats::require(kv.v).name},
-                                             {"n_chunks", result.n_chunks},
-                                             {"model", model->description()},
-                                             {"flash_attn", session.options().flash_attention},
-                                             {"threads", model->n_threads()},
-                                             {"seconds", seconds}};
-    print(document.dump(2) + "\n");
-  } else {
-    print(fmt::format("perplexity {:.4f} +- {:.4f} over {} tokens in {} windows of {} ({:.1f} s)\n",
-                      result.ppl, result.ppl_err, result.n_tokens, result.n_chunks, options.n_ctx, seconds));
+  const auto result = engine::perplexity(session, task.tokens, options);
+  if (!task.quiet && err_is_terminal()) print_err("\n");
+  print(args.on("json") ? describe(task, result).dump(2) + "\n" : summary_line(task, result));
+}
+
+nlohmann::ordered_json describe(const engine::KlSummary& kl) {
+  return {{"mean", kl.mean}, {"median", kl.median}, {"p999", kl.p999}, {"same_top", kl.same_top}};
+}
+
+void run_kl(const Args& args, Task& task) {
+  engine::Session tested(task.model, task.session);
+  engine::SessionOptions exact = task.session;
+  exact.kv = {DType::f16, DType::f16, {}, {}};
+  engine::Session reference(task.model, exact);
+  exact.kv = {DType::f32, DType::f32, {}, {}};
+  engine::Session floor(task.model, exact);
+  if (!task.quiet) {
+    note_load_lines(tested);
+    note("{} tokens, {} windows of {}, against an f16 cache; noise floor: f16 against f32",
+         task.tokens.size(), task.n_windows, task.n_ctx);
   }
+  engine::KlOptions options;
+  options.n_ctx = task.n_ctx;
+  options.max_chunks = args.integer("chunks");
+  options.score_all = args.on("all");
+  options.decode = args.on("decode");
+  task.start = std::chrono::steady_clock::now();
+  options.on_chunk = [&](const engine::KlResult& now) {
+    task.progress(now.ppl.n_chunks, fmt::format("perplexity {:.4f}  KL {:.6f}", now.ppl.ppl, now.kl.mean));
+  };
+  const engine::KlResult result = engine::kl_divergence(tested, reference, floor, task.tokens, options);
+  if (!task.quiet && err_is_terminal()) print_err("\n");
+  if (args.on("json")) {
+    nlohmann::ordered_json document = describe(task, result.ppl);
+    document["decode"] = options.decode;
+    document["exact_share"] = result.exact_share;
+    document["kl"] = describe(result.kl);
+    document["noise_floor"] = describe(result.noise_floor);
+    print(document.dump(2) + "\n");
+    return;
+  }
+  print(summary_line(task, result.ppl));
+  const auto row = [](const char* name, const engine::KlSummary& kl) {
+    print(fmt::format("{:<11} mean {:.6f}  median {:.6f}  99.9 % {:.5f}  same top token {:.2f} %\n", name,
+                      kl.mean, kl.median, kl.p999, 100 * kl.same_top));
+  };
+  row("KL", result.kl);
+  row("noise floor", result.noise_floor);
+  print(fmt::format("exact       {:.2f} % of the keys and values read\n", 100 * result.exact_share));
+}
+
+int perplexity(const Args& args) {
+  if (!args.given("file")) fail(ErrorCode::kUsage, "no text; give -f FILE, or -f - to read standard input");
+  if (args.on("decode") && !args.on("kl")) fail(ErrorCode::kUsage, "--decode belongs to --kl; give both");
+  require_backend(args);
+  kv_types(args);
+  Task task = prepare(args);
+  if (args.on("kl"))
+    run_kl(args, task);
+  else
+    run_plain(args, task);
   flush_out();
   return 0;
 }
@@ -102,7 +182,13 @@ Command perplexity_command() {
                           .hint = "-1 scores the whole text"},
                          {.names = "--all",
                           .group = "Text",
-                          .help = "score every token of a window, not only its second half"}},
+                          .help = "score every token of a window, not only its second half"},
+                         {.names = "--kl",
+                          .group = "Text",
+                          .help = "also the KL divergence from the same model with an f16 cache"},
+                         {.names = "--decode",
+                          .group = "Text",
+                          .help = "with --kl: one token at a time, through the kernels of generation"}},
                         model_flags(),
                         {{.names = "-c, --ctx-size",
                           .argument = "N",
@@ -118,7 +204,9 @@ Command perplexity_command() {
                         output_flags()});
   command.examples = {{"kvasir perplexity -m gemma.gguf -f wiki.test.raw -c 512", "the usual figure"},
                       {"kvasir perplexity -m gemma.gguf -f text.txt -ctk q4_0 -ctv q4_0 --chunks 10",
-                       "what a smaller cache costs"}};
+                       "what a smaller cache costs"},
+                      {"kvasir perplexity --kl -m gemma.gguf -f text.txt -ctk tbq4_h -ctv tbq4_h --chunks 10",
+                       "how far it moves the predictions"}};
   command.run = perplexity;
   return command;
 }

@@ -88,6 +88,18 @@ void check_kv_type(const backends::Caps& caps, DType type, formats::Role role) {
                              : fmt::format("type {} cannot hold {}", format.name, side));
 }
 
+std::vector<graph::KvSpec> cache_specs(std::vector<graph::KvSpec> specs, const SessionOptions& options) {
+  const auto pages = [](int tokens) { return (tokens + kPageTokens - 1) / kPageTokens; };
+  for (graph::KvSpec& spec : specs) {
+    const bool sliding = spec.window > 0;
+    spec.k_type = sliding ? options.kv.k_sliding.value_or(options.kv.k) : options.kv.k;
+    spec.v_type = sliding ? options.kv.v_sliding.value_or(options.kv.v) : options.kv.v;
+    spec.exact_first = sliding ? 0 : pages(options.kv_exact_first);
+    spec.exact_last = sliding ? 0 : pages(options.kv_exact_last);
+  }
+  return specs;
+}
+
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
     : impl_(std::make_unique<Impl>()) {
   Impl& s = *impl_;
@@ -97,14 +109,7 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
   if (s.options.n_ctx == 0) s.options.n_ctx = s.model->config().n_ctx_train;
   s.options.n_ubatch = std::min({s.options.n_ubatch, s.options.n_batch, s.options.n_ctx});
   s.graph = s.model->graph();
-  for (graph::KvSpec& spec : s.graph.kv) {
-    const bool sliding = spec.window > 0;
-    spec.k_type = sliding ? options.kv.k_sliding.value_or(options.kv.k) : options.kv.k;
-    spec.v_type = sliding ? options.kv.v_sliding.value_or(options.kv.v) : options.kv.v;
-    if (sliding) continue;
-    spec.exact_first = (options.kv_exact_first + kPageTokens - 1) / kPageTokens;
-    spec.exact_last = (options.kv_exact_last + kPageTokens - 1) / kPageTokens;
-  }
+  s.graph.kv = engine::cache_specs(std::move(s.graph.kv), s.options);
   s.tokens.resize(size_t(s.options.n_seq));
   backends::Backend& backend = s.model->backend();
   s.cache =
@@ -124,6 +129,7 @@ Model& Session::model() const { return *impl_->model; }
 const SessionOptions& Session::options() const { return impl_->options; }
 std::vector<std::string> Session::load_lines() const { return impl_->executable->describe(); }
 uint64_t Session::kv_bytes() const { return impl_->cache->bytes(); }
+std::span<const graph::KvSpec> Session::cache_specs() const { return impl_->graph.kv; }
 int Session::size(int seq) const { return int(impl_->sequence(seq).size()); }
 std::span<const Token> Session::tokens(int seq) const { return impl_->sequence(seq); }
 

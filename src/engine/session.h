@@ -38,6 +38,9 @@ struct SessionOptions {
   bool trace = false;        // collect time per phase for trace()
 };
 
+// `specs` of a model's graph with the types and exact pages that the options ask for.
+std::vector<graph::KvSpec> cache_specs(std::vector<graph::KvSpec> specs, const SessionOptions& options);
+
 // Which rows' logits a caller wants.
 enum class Want { kNone, kLast, kAll };
 
@@ -52,7 +55,8 @@ class Session {
   const SessionOptions& options() const;  // n_ctx resolved
   // One line a layer class: head size, kernel variant, KV types, flash attention state (DESIGN 5).
   std::vector<std::string> load_lines() const;
-  uint64_t kv_bytes() const;  // allocated
+  uint64_t kv_bytes() const;                           // allocated
+  std::span<const graph::KvSpec> cache_specs() const;  // by Graph::kv
 
   // Tokens of sequence `seq` now stored.
   int size(int seq = 0) const;
