@@ -2,6 +2,7 @@
 // and one call.
 #pragma once
 #include "backends/cpu/kernels/attention/blocks_body.h"
+#include "backends/cpu/kernels/attention/blocks_encode_body.h"
 #include "backends/cpu/kernels/attention/flash_body.h"
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/headwide_encode_body.h"
@@ -9,7 +10,6 @@
 #include "backends/cpu/kernels/attention/page_codec.h"
 #include "backends/cpu/kernels/attention/plain_body.h"
 #include "backends/cpu/kernels/attention/producers_body.h"
-#include "backends/cpu/kernels/attention/q8_encode_body.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -57,7 +57,11 @@ void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, 
     case DType::tbq4_h:
       return HeadWideEncoder<Vec, 4>::encode(side, head_dim, exact, region);
     case DType::q8_0:
-      return Q8Encoder<Vec>::encode(side, head_dim, exact, region);
+      return BlockEncoder<Vec, Q8Codes>::encode(side, head_dim, exact, region);
+    case DType::q5_0:
+      return BlockEncoder<Vec, Q5Codes>::encode(side, head_dim, exact, region);
+    case DType::q4_0:
+      return BlockEncoder<Vec, Q4Codes>::encode(side, head_dim, exact, region);
     default:
       return encode_page_scalar(type, side, head_dim, exact, region);
   }
