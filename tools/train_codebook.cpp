@@ -1,4 +1,5 @@
-// train-codebook: the level tables of the head-wide types, by recipe.
+// train-codebook levels: the level tables of the head-wide types, by recipe. (train_trellis.cpp has the
+// others.)
 //
 // A coordinate of a uniformly random vector of norm sqrt(d) in d dimensions has the density
 //   p(x) ~ (1 - x^2 / d)^((d - 3) / 2),  |x| < sqrt(d).
@@ -17,6 +18,8 @@
 #include <cstdio>
 #include <string_view>
 #include <vector>
+
+#include "train_trellis.h"
 
 namespace {
 
@@ -99,7 +102,8 @@ Codebook train(int bits, int d) {
 
 void print_header() {
   fmt::print(
-      "// Written by train-codebook; do not edit. Levels of least mean squared error for a coordinate of a\n"
+      "// Written by train-codebook levels; do not edit. Levels of least mean squared error for a coordinate "
+      "of a\n"
       "// uniformly random vector of norm sqrt(d) in d dimensions, the positive half, for each b and d.\n"
       "#pragma once\n\nnamespace kvasir::formats {{\n\n"
       "template <int kBits>\n"
@@ -128,16 +132,19 @@ int main(int argc, char** argv) {
   const std::string_view arg = argc > 1 ? argv[1] : "";
   if (arg == "--help" || arg == "-h") {
     fmt::print(
-        "usage: train-codebook > src/formats/head_wide_levels.h\n\n"
+        "usage: train-codebook levels > src/formats/head_wide_levels.h\n"
+        "       train-codebook trellis > src/formats/trellis_tables.h    (some minutes)\n\n"
         "Prints the level tables of tbq2_h, tbq3_h and tbq4_h for head sizes 64, 128, 256 and 512: "
         "Lloyd-Max\n"
-        "on the density of one coordinate of a random vector on the d-sphere, and the error each reaches.\n");
+        "on the density of one coordinate of a random vector on the d-sphere, and the error each reaches;\n"
+        "or the tables of tbq2_ht, tbq3_ht and tbq4_ht: generalised Lloyd over their trellis's best "
+        "paths.\n");
     return 0;
   }
-  if (argc > 1) {
-    fmt::print(stderr, "train-codebook: unknown argument '{}'; it takes none but --help\n", arg);
+  if (argc != 2 || (arg != "levels" && arg != "trellis")) {
+    fmt::print(stderr, "train-codebook: '{}': give levels or trellis; --help says more\n", arg);
     return 2;
   }
-  print_header();
+  arg == "levels" ? print_header() : print_trellis_tables();
   return 0;
 }

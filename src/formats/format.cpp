@@ -74,6 +74,11 @@ void encode_head_weighted(const float* x, const float* /*importance*/, std::byte
 }
 
 template <typename Block>
+constexpr bool kTrellis = requires {
+  Block::kTrellisBits;
+};
+
+template <typename Block>
 constexpr Format make_format(DType type, std::string_view name, uint32_t roles, double theory) {
   Format format{};
   format.type = type;
@@ -94,6 +99,20 @@ constexpr Format make_format(DType type, std::string_view name, uint32_t roles, 
     format.encode_weighted = encode_head_weighted<Block>;
     format.row_extra = kHeadScaleBytes;
     format.head_theory = [](int64_t n) { return head_codebook<Block::kBits>(int(n)).nmse; };
+  } else if constexpr (kTrellis<Block>) {
+    format.decode = [](const std::byte* row, float* out, int64_t n) {
+      decode_trellis<Block::kTrellisBits>(row, int(n), out);
+    };
+    format.encode = [](const float* x, std::byte* row, int64_t n) {
+      encode_trellis_tamed<Block::kTrellisBits>(x, int(n), row);
+    };
+    format.encode_weighted = [](const float* x, const float*, std::byte* row, int64_t n) {
+      encode_trellis_tamed<Block::kTrellisBits>(x, int(n), row);
+    };
+    format.head_theory = [](int64_t n) {
+      return trellis_table<Block::kTrellisBits>().nmse[n <= 64 ? 0 : n <= 128 ? 1 : n <= 256 ? 2 : 3];
+    };
+    format.row_extra = kHeadScaleBytes;
   } else {
     format.decode = decode_row<Block>;
     format.encode = encode_row<Block>;

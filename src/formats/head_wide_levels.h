@@ -1,4 +1,4 @@
-// Written by train-codebook; do not edit. Levels of least mean squared error for a coordinate of a
+// Written by train-codebook levels; do not edit. Levels of least mean squared error for a coordinate of a
 // uniformly random vector of norm sqrt(d) in d dimensions, the positive half, for each b and d.
 #pragma once
 

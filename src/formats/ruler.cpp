@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "formats/head_wide.h"
+#include "formats/basis.h"
 
 namespace kvasir::formats {
 namespace {
@@ -36,19 +36,16 @@ class Gaussian {
 Ruler ruler(const Format& format, int head_dim) {
   constexpr int kSamples = 1 << 20;  // an NMSE good to about 0.2 %
   const size_t n = size_t(head_dim);
-  std::vector<float> x(n), y(n);
+  std::vector<float> x(n), r(n), y(n);
   std::vector<std::byte> row(format.row_bytes(head_dim));
   Gaussian gaussian(64);
   double error = 0, energy = 0;
   for (int done = 0; done < kSamples; done += head_dim) {
     gaussian.fill(x);
-    if (format.head_wide()) {
-      encode_head(format.type, kKeys, x.data(), row.data(), head_dim);
-      decode_head(format.type, kKeys, row.data(), y.data(), head_dim);
-    } else {
-      format.encode(x.data(), row.data(), head_dim);
-      format.decode(row.data(), y.data(), head_dim);
-    }
+    to_basis(format.basis, kKeys, x.data(), r.data(), head_dim);
+    format.encode(r.data(), row.data(), head_dim);
+    format.decode(row.data(), r.data(), head_dim);
+    from_basis(format.basis, kKeys, r.data(), y.data(), head_dim);
     for (size_t i = 0; i < n; ++i) {
       error += (double(x[i]) - y[i]) * (double(x[i]) - y[i]);
       energy += double(x[i]) * x[i];

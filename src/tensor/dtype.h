@@ -9,7 +9,7 @@ enum class DType : uint32_t {
   q2_k = 10, q3_k = 11, q4_k = 12, q5_k = 13, q6_k = 14,
   iq4_nl = 20, iq4_xs = 23, bf16 = 30,
   tbq3_0 = 44, tbq4_0 = 45, qjl1_256 = 46, q4_polar = 47, tbq3_tcq = 48,
-  tbq2_h = 64, tbq3_h = 65, tbq4_h = 66,
+  tbq2_h = 64, tbq3_h = 65, tbq4_h = 66, tbq2_ht = 67, tbq3_ht = 68, tbq4_ht = 69,
 };
 
 }  // namespace kvasir

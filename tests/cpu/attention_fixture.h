@@ -18,8 +18,8 @@
 #include "base/aligned.h"
 #include "base/half.h"
 #include "base/thread_pool.h"
+#include "formats/basis.h"
 #include "formats/format.h"
-#include "formats/head_wide.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::cpu::test {
@@ -43,14 +43,14 @@ inline std::vector<float> gaussian(size_t n, uint32_t seed, float sigma = 1) {
 inline void as_stored(DType type, formats::Role side, int head_dim, bool coded, float* x) {
   const auto& format = formats::require(type);
   std::vector<std::byte> wire(format.row_bytes(head_dim));
-  if (format.head_wide()) formats::rotate(side, x, x, head_dim);
+  formats::to_basis(format.basis, side, x, x, head_dim);
   if (format.open_page())
     for (int d = 0; d < head_dim; ++d) x[d] = f16_to_f32(f32_to_f16(x[d]));
   if (coded) {
     format.encode(x, wire.data(), head_dim);
     format.decode(wire.data(), x, head_dim);
   }
-  if (format.head_wide()) formats::unrotate(side, x, x, head_dim);
+  formats::from_basis(format.basis, side, x, x, head_dim);
 }
 
 inline std::vector<float> stored(DType type, formats::Role side, int head_dim, bool coded,

@@ -57,8 +57,8 @@ TEST(KvPage, RegionsFillThePage) {
 // Wire bytes of one row: what its exact page holds, through the scalar codec.
 std::vector<std::byte> wire_row(const formats::Format& format, KvSide side, const float* x, int head_dim) {
   std::vector<float> row(x, x + head_dim);
-  if (format.head_wide())
-    formats::rotate(side == KvSide::kKey ? formats::kKeys : formats::kValues, x, row.data(), head_dim);
+  formats::to_basis(format.basis, side == KvSide::kKey ? formats::kKeys : formats::kValues, x, row.data(),
+                    head_dim);
   if (format.open_page())
     for (float& value : row) value = f16_to_f32(f32_to_f16(value));
   std::vector<std::byte> wire(format.row_bytes(head_dim));
@@ -100,10 +100,8 @@ TEST(Append, KeepsRowsOfAnOpenPageAsF16) {
           std::vector<float> got(64), want(64);
           load_exact_row(which, 64, head + (key ? 0 : side), t - 64, got.data());
           const float* x = (key ? cache.k : cache.v).data() + (size_t(t) * 2 + h) * 64;
-          if (formats::require(info.k).head_wide())
-            formats::rotate(key ? formats::kKeys : formats::kValues, x, want.data(), 64);
-          else
-            std::copy(x, x + 64, want.begin());
+          formats::to_basis(formats::require(info.k).basis, key ? formats::kKeys : formats::kValues, x,
+                            want.data(), 64);
           for (float& value : want) value = f16_to_f32(f32_to_f16(value));
           EXPECT_EQ(want, got);
         }

@@ -67,8 +67,8 @@ struct Writer {
   bool put_exact(const float* x, int token, std::byte* region) const {
     if (!in_range(x, head_dim, kLargestF16)) return false;
     alignas(64) float rotated[kMaxHeadDim];
-    if (format.head_wide()) {
-      kernels.rotate(side == KvSide::kKey ? formats::kKeys : formats::kValues, x, rotated, head_dim);
+    if (const Rotation rotate = to_basis_of(format.type, kernels)) {
+      rotate(side == KvSide::kKey ? formats::kKeys : formats::kValues, x, rotated, head_dim);
       if (!in_range(rotated, head_dim, kLargestF16)) return false;
       x = rotated;
     }

@@ -9,6 +9,7 @@
 
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
+#include "formats/basis.h"
 #include "formats/format.h"
 
 namespace kvasir::cpu {
@@ -155,6 +156,53 @@ int row_keys(const AttentionArgs& args, int row) {
 
 }  // namespace
 
+namespace {
+
+template <formats::Basis basis>
+constexpr Rotation kTo = [](formats::Role side, const float* x, float* out, int64_t n) {
+  formats::to_basis(basis, side, x, out, n);
+};
+template <formats::Basis basis>
+constexpr Rotation kFrom = [](formats::Role side, const float* r, float* out, int64_t n) {
+  formats::from_basis(basis, side, r, out, n);
+};
+
+}  // namespace
+
+Rotation to_basis_of(DType type, const AttentionKernels& kernels) {
+  using formats::Basis;
+  switch (formats::require(type).basis) {
+    case Basis::kModel:
+      return nullptr;
+    case Basis::kHeadWide:
+      return kernels.rotate;
+    case Basis::kBlock32:
+      return kTo<Basis::kBlock32>;
+    case Basis::kBlock128:
+      return kTo<Basis::kBlock128>;
+    case Basis::kSignedBlock128:
+      return kTo<Basis::kSignedBlock128>;
+  }
+  return nullptr;
+}
+
+Rotation from_basis_of(DType type, const AttentionKernels& kernels) {
+  using formats::Basis;
+  switch (formats::require(type).basis) {
+    case Basis::kModel:
+      return nullptr;
+    case Basis::kHeadWide:
+      return kernels.unrotate;
+    case Basis::kBlock32:
+      return kFrom<Basis::kBlock32>;
+    case Basis::kBlock128:
+      return kFrom<Basis::kBlock128>;
+    case Basis::kSignedBlock128:
+      return kFrom<Basis::kSignedBlock128>;
+  }
+  return nullptr;
+}
+
 const AttentionKernels* best_attention_kernels(Isa isa) {
   const AttentionKernels* best = nullptr;
   for (const AttentionKernels* kernels : kKernels)
@@ -223,8 +271,6 @@ AttentionPlan bound_attention(const AttentionArgs& shape, int max_rows, int n_ct
 
 namespace {
 
-bool head_wide(DType type) { return formats::require(type).head_wide(); }
-
 // Where the partial of (KV head, block, unit) lies.
 float* partial_at(const AttentionArgs& args, const Cut& c, std::byte* shared, int kv_head, int block,
                   int unit) {
@@ -242,8 +288,8 @@ void run_flash(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   item.exact_keys = variant.exact_keys;
   item.exact_values = variant.exact_values;
   item.key_row = formats::require(variant.k).row_bytes(args.head_dim);
-  item.rotate = head_wide(variant.k) ? variant.kernels->rotate : nullptr;
-  item.unrotate = head_wide(variant.v) ? variant.kernels->unrotate : nullptr;
+  item.rotate = to_basis_of(variant.k, *variant.kernels);
+  item.unrotate = from_basis_of(variant.v, *variant.kernels);
   const int group_heads = args.n_head / args.n_kv;
   int block, unit = 0;
   if (c.split) {
@@ -280,7 +326,7 @@ void run_merge(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   args.variant->kernels->merge(
       {args.head_dim, c.first_chunk, c.unit, c.n_units, base + in_block, base + rows + in_block,
        base + 2 * rows + size_t(in_block) * args.head_dim, partial_floats(c, args.head_dim), result,
-       head_wide(args.variant->v) ? args.variant->kernels->unrotate : nullptr},
+       from_basis_of(args.variant->v, *args.variant->kernels)},
       scratch);
 }
 

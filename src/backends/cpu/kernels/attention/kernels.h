@@ -136,6 +136,11 @@ struct AttentionKernels {
   void (*encode_page)(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region);
 };
 
+// Into the basis of a type, or back from it; nullptr when that is the model's own.
+using Rotation = void (*)(formats::Role side, const float* x, float* out, int64_t n);
+Rotation to_basis_of(DType type, const AttentionKernels& kernels);
+Rotation from_basis_of(DType type, const AttentionKernels& kernels);
+
 // The fastest kernels of this build for `isa` or below; never null.
 const AttentionKernels* best_attention_kernels(Isa isa);
 

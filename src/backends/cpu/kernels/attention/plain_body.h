@@ -8,6 +8,7 @@
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/page_codec.h"
 #include "backends/cpu/kernels/attention/page_reader.h"
+#include "formats/basis.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
 
@@ -88,10 +89,8 @@ struct Plain {
       for (int g = 0; g < n_heads && stored; ++g) {
         const float* q = heads + int64_t(g) * args.head_dim;
         float rotated[kMaxHeadDim];
-        if (formats::require(item.k_type).head_wide()) {
-          formats::rotate(formats::kKeys, q, rotated, args.head_dim);
-          q = rotated;
-        }
+        formats::to_basis(formats::require(item.k_type).basis, formats::kKeys, q, rotated, args.head_dim);
+        q = rotated;
         for (int t = first; t < end; ++t) {
           const float s = args.scale * plain_dot(q, scratch.tile + size_t(t) * args.head_dim, args.head_dim);
           row_scores(g)[p * 64 + t - keys.begin] =
@@ -129,10 +128,9 @@ struct Plain {
           for (int d = 0; d < args.head_dim; ++d) o[d] += w * v[d];
         }
     }
-    if (!formats::require(item.v_type).head_wide()) return;
     for (int g = 0; g < n_heads; ++g) {
       float* o = out + int64_t(g) * args.head_dim;
-      formats::unrotate(formats::kValues, o, o, args.head_dim);
+      formats::from_basis(formats::require(item.v_type).basis, formats::kValues, o, o, args.head_dim);
     }
   }
 };
