@@ -34,6 +34,7 @@ Command info_command();
 Command bench_command();
 Command perplexity_command();
 Command synth_command();
+Command verify_command();
 Command devices_command();
 Command formats_command();
 

@@ -1,0 +1,316 @@
+// kvasir verify: proves the kernels of this program on this machine, and keeps the record.
+#include "verify/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "backends/registry/registry.h"
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "base/sha256.h"
+#include "build_info.h"
+#include "command.h"
+#include "decide/evidence.h"
+#include "machine.h"
+#include "options.h"
+#include "version.h"
+
+namespace kvasir::app {
+namespace {
+
+namespace fs = std::filesystem;
+using decide::CheckResult;
+using decide::Evidence;
+using decide::Verdict;
+using Json = nlohmann::ordered_json;
+
+constexpr int kShownFailures = 8;
+
+// ${XDG_CACHE_HOME:-~/.cache}/kvasir/evidence; empty when neither variable is set.
+std::string evidence_folder() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache && *cache) return (fs::path(cache) / "kvasir" / "evidence").string();
+  const char* home = std::getenv("HOME");
+  return home && *home ? (fs::path(home) / ".cache" / "kvasir" / "evidence").string() : "";
+}
+
+std::string require_folder() {
+  const std::string folder = evidence_folder();
+  if (folder.empty()) fail(ErrorCode::kUsage, "there is no folder for records; set HOME or XDG_CACHE_HOME");
+  return folder;
+}
+
+std::vector<std::string> chosen_backends(const Args& args) {
+  if (args.given("backend")) return {args.text("backend")};
+  std::vector<std::string> names;
+  for (const backends::BackendStatus& status : backends::known_backends())
+    if (status.available) names.push_back(status.name);
+  return names;
+}
+
+decide::Here here(const std::string& backend) {
+  return {kernel_hash(), backends::create_backend(backend, 1)->caps().device, ""};
+}
+
+std::string model_file() {
+  try {
+    return test_model();
+  } catch (const Error&) {
+    return "";  // the group end_to_end then says so
+  }
+}
+
+std::string file_hash(const std::string& path) {
+  return path.empty() ? "" : sha256_hex(MappedFile(path).bytes());
+}
+
+std::string what(const CheckResult& check) {
+  std::string text = check.name;
+  if (!check.k.empty() && !check.v.empty() && text.find(check.k) == text.npos)
+    text += fmt::format(" {}/{}", check.k, check.v);
+  if (check.head_dim) text += fmt::format(" at head size {}", check.head_dim);
+  return text;
+}
+
+double share(const CheckResult& check) {
+  if (check.verdict == Verdict::kNotApplicable) return -1;
+  return check.bound > 0 ? check.figure / check.bound : check.figure > 0 ? HUGE_VAL : 0;
+}
+
+std::string group_lines(std::string_view group, std::span<const CheckResult> checks, double seconds) {
+  int passed = 0, total = 0, failed = 0;
+  const CheckResult* worst = nullptr;
+  for (const CheckResult& check : checks) {
+    if (check.verdict == Verdict::kNotApplicable) continue;
+    ++total;
+    passed += check.verdict == Verdict::kPassed;
+    if (!worst || share(check) > share(*worst)) worst = &check;
+  }
+  std::string figure = "-";
+  if (worst && worst->bound > 0)
+    figure = fmt::format("{:.2g} of {:.2g}: {}", worst->figure, worst->bound, what(*worst));
+  else if (worst)
+    figure = fmt::format("{:.3g} differ", worst->figure);
+  std::string text = fmt::format("{:<12}{:>12}{:>8.1f} s  {}\n", group, fmt::format("{}/{}", passed, total),
+                                 seconds, figure);
+  for (const CheckResult& check : checks) {
+    if (check.verdict != Verdict::kFailed || ++failed > kShownFailures) continue;
+    text += fmt::format("  failed    {}: {:.3g} against {:.3g}: {}{}\n", what(check), check.figure,
+                        check.bound, check.reason, check.variant.empty() ? "" : " [" + check.variant + "]");
+  }
+  if (failed > kShownFailures)
+    text += fmt::format("  failed    and {} more; --json lists all\n", failed - kShownFailures);
+  return text;
+}
+
+Evidence verify_backend(const Args& args, const std::string& backend, const std::string& model) {
+  verify::Options options;
+  options.backend = backend;
+  options.isa = args.text("isa");
+  options.groups = args.texts("group");
+  options.head_dims = args.integers("head-dim");
+  options.full = args.on("full");
+  options.n_threads = thread_count(args);
+  options.model = model;
+  const bool json = args.on("json");
+  const decide::Here machine = here(backend);
+  if (!json)
+    print(fmt::format("{}: {}, {} thread{}, kernels {}\n", backend, machine.device, options.n_threads,
+                      options.n_threads == 1 ? "" : "s", kernel_hash().substr(0, 12)));
+  Progress progress("verifying");
+  size_t n_done = 0;
+  const size_t n_groups = options.groups.empty() ? verify::groups().size() : options.groups.size();
+  options.on_start = [&](std::string_view) { progress.update(double(n_done++) / double(n_groups)); };
+  options.on_group = [&](std::string_view group, std::span<const CheckResult> checks, double seconds) {
+    progress.clear();
+    if (!json) print(group_lines(group, checks, seconds));
+    flush_out();
+  };
+  Evidence e;
+  e.load_average = load_average();
+  e.date = utc_time();
+  const verify::Outcome outcome = verify::run(options);
+  e.backend = backend;
+  e.device = outcome.device;
+  e.isa = outcome.isa;
+  e.commit = commit();
+  e.kernel_hash = kernel_hash();
+  e.binary_sha256 = file_hash("/proc/self/exe");
+  e.model_sha256 = file_hash(model);
+  e.compiler = build_info::kCompiler;
+  e.flags = build_info::kFlags;
+  e.threads = options.n_threads;
+  e.seconds = outcome.seconds;
+  e.checks = outcome.checks;
+  decide::judge(e, outcome.doubts);
+  return e;
+}
+
+// A run of some groups proves nothing by itself and is not kept.
+bool whole(const Args& args) { return !args.given("group") && !args.given("head-dim") && !args.given("isa"); }
+
+int run_checks(const Args& args) {
+  const std::string model = model_file(), folder = evidence_folder();
+  Json list = Json::array();
+  int failed = 0;
+  for (const std::string& backend : chosen_backends(args)) {
+    const Evidence e = verify_backend(args, backend, model);
+    failed += e.failed();
+    if (args.on("json")) {
+      list.push_back(Json::parse(decide::to_json(e)));
+    } else {
+      print(fmt::format("{:<12}{:>12}{:>8.1f} s  {}{}\n", e.failed() ? "FAILED" : "passed",
+                        fmt::format("{}/{}", e.passed(), e.passed() + e.failed()), e.seconds,
+                        e.recordable ? "recordable" : "diagnostic: " + e.reason,
+                        e.skipped() ? fmt::format("; {} not applicable", e.skipped()) : ""));
+    }
+    if (!whole(args)) continue;
+    if (folder.empty()) {
+      note("the record was not kept: neither HOME nor XDG_CACHE_HOME is set");
+      continue;
+    }
+    const std::string path = decide::store(folder, e);
+    if (path.empty())
+      note("the record was not kept: a recordable one of these kernels and this device is there already");
+    else if (!args.on("json"))
+      note("record: {}", path);
+  }
+  if (args.on("json")) print(list.dump(2) + "\n");
+  flush_out();
+  if (failed == 0) return 0;
+  note("{} check{} failed: this program's kernels are not to be trusted here", failed,
+       failed == 1 ? "" : "s");
+  return int(ErrorCode::kFailed);
+}
+
+int check_record(const std::string& path) {
+  const Evidence e = decide::load_record(path);
+  const std::vector<std::string> against = decide::doubts(e, here(e.backend));
+  print(fmt::format("{}: {} on {}, {}, {}/{} passed, kernels {}\n", path, e.backend, e.device, e.date,
+                    e.passed(), e.passed() + e.failed(), e.kernel_hash.substr(0, 12)));
+  for (const std::string& doubt : against) print("  " + doubt + "\n");
+  print(against.empty() ? "valid: it proves this program's kernels on this device\n" : "not valid here\n");
+  flush_out();
+  if (against.empty()) return 0;
+  note("{}: not valid here; run kvasir verify", path);
+  return int(ErrorCode::kFailed);
+}
+
+int list_records(const Args& args) {
+  Json list = Json::array();
+  std::string text;
+  for (const decide::StoredRecord& stored : decide::stored_records(require_folder())) {
+    std::vector<std::string> against = {stored.fault};
+    if (stored.record) against = decide::doubts(*stored.record, here(stored.record->backend));
+    const std::string file = fs::path(stored.path).filename().string();
+    if (!args.on("json")) {
+      text += stored.record
+                  ? fmt::format("{}  {}  {}  {}/{}  {}\n", file, stored.record->date, stored.record->device,
+                                stored.record->passed(), stored.record->passed() + stored.record->failed(),
+                                against.empty() ? "valid here" : fmt::format("{}", fmt::join(against, "; ")))
+                  : fmt::format("{}  {}\n", file, stored.fault);
+      continue;
+    }
+    Json row = {{"file", file}, {"valid", against.empty()}, {"doubts", against}};
+    if (stored.record)
+      row.update({{"backend", stored.record->backend},
+                  {"device", stored.record->device},
+                  {"date", stored.record->date},
+                  {"kernel_hash", stored.record->kernel_hash},
+                  {"recordable", stored.record->recordable},
+                  {"passed", stored.record->passed()},
+                  {"failed", stored.record->failed()}});
+    list.push_back(row);
+  }
+  if (args.on("json")) text = list.dump(2) + "\n";
+  if (text.empty()) note("no records; kvasir verify makes one");
+  print(text);
+  flush_out();
+  return 0;
+}
+
+int verify(const Args& args) {
+  const int modes = args.on("list") + args.on("forget") + args.given("check");
+  if (modes > 1) fail(ErrorCode::kUsage, "--list, --forget and --check exclude each other");
+  if (args.given("check")) return check_record(args.text("check"));
+  if (args.on("list")) return list_records(args);
+  if (args.on("forget")) {
+    const int n = decide::forget(require_folder(), args.given("backend") ? args.text("backend") : "");
+    print(fmt::format("{} record{} removed\n", n, n == 1 ? "" : "s"));
+    return 0;
+  }
+  return run_checks(args);
+}
+
+}  // namespace
+
+Command verify_command() {
+  std::string groups;
+  for (const verify::Group& group : verify::groups())
+    groups += fmt::format("\n{}: {}.", group.name, group.what);
+  static const std::string description =
+      "Runs every kernel that this program has for this machine through the same graphs that generate text, "
+      "and "
+      "compares with double-precision arithmetic that shares no code with them. What passes is kept as a "
+      "record; "
+      "a record counts only for the same kernels on the same device.\n\nGroups of checks:" +
+      groups;
+  Command command;
+  command.name = "verify";
+  command.summary = "prove this program's kernels on this machine";
+  command.usage = "[options]";
+  command.description = description;
+  command.flags = {
+      {.names = "--backend",
+       .argument = "NAME",
+       .kind = Kind::kText,
+       .group = "What to check",
+       .help = "cpu, cuda, vulkan or metal (default every backend that is here)"},
+      {.names = "--group",
+       .argument = "LIST",
+       .kind = Kind::kTexts,
+       .group = "What to check",
+       .help = "only these groups, comma separated; the result is then diagnostic"},
+      {.names = "--head-dim",
+       .argument = "LIST",
+       .kind = Kind::kIntegers,
+       .group = "What to check",
+       .help = "only these head sizes; the result is then diagnostic",
+       .min = 1,
+       .max = 65536},
+      {.names = "--full",
+       .group = "What to check",
+       .help = "every pair of types in every shape at every head size"},
+      {.names = "--isa",
+       .argument = "NAME",
+       .kind = Kind::kText,
+       .group = "What to check",
+       .help = "a slower row of CPU kernels: generic, avx2, avx512 or neon; the result is then diagnostic"},
+      {.names = "-t, --threads",
+       .argument = "N",
+       .kind = Kind::kInteger,
+       .group = "What to check",
+       .help = "threads (default every core this process may use)",
+       .min = 1,
+       .max = 1024,
+       .hint = "leave it out to use every core"},
+      {.names = "--list", .group = "Records", .help = "the records kept, and whether each is valid here"},
+      {.names = "--check",
+       .argument = "RECORD",
+       .kind = Kind::kFile,
+       .group = "Records",
+       .help = "whether this record proves this program on this machine: exit 0 or 1"},
+      {.names = "--forget", .group = "Records", .help = "remove the records kept (of --backend)"},
+      json_flag(),
+      help_flag()};
+  command.examples = {{"kvasir verify", "everything, on every backend that is here"},
+                      {"kvasir verify --group scores,fused --head-dim 256", "a part"},
+                      {"kvasir verify --json > record.json", "the record for other programs"}};
+  command.run = verify;
+  return command;
+}
+
+}  // namespace kvasir::app

@@ -1,0 +1,71 @@
+#include "verify/bounds.h"
+
+namespace kvasir::verify {
+namespace {
+
+// A rounded code is off by half a step at most, by step / sqrt(12) on average.
+constexpr double kUniform = 0.28867513459481287;
+
+}  // namespace
+
+Arithmetic arithmetic_of(DType type, bool flash) {
+  if (!flash) return {};
+  switch (type) {
+    case DType::f32:
+    case DType::f16:
+    case DType::bf16:
+      return {};
+    case DType::tbq2_h:
+    case DType::tbq3_h:
+    case DType::tbq4_h:
+      return {1.0 / 127, 1.0 / 16383, 127};  // 8-bit queries and levels, weights in two limbs of 7 bits
+    default:
+      return {1.0 / 32767, 1.0 / 32767};  // 16-bit queries and weights
+  }
+}
+
+double score_deviation(const Arithmetic& keys, const ScoreTerms& t) {
+  return kUniform * keys.query_step * t.query_top * t.key_norm * std::fabs(t.scale);
+}
+
+double score_bound(const Arithmetic& keys, bool rotated, const ScoreTerms& t) {
+  double bound = sum_error(t.head_dim + 4.0) * t.magnitude + 8 * kUnit * std::fabs(t.score);
+  bound += kDeviations * score_deviation(keys, t);
+  // log2(d) butterflies, a sign and a factor, each rounded relative to the vector's norm.
+  const double norms = std::fabs(t.scale) * t.query_norm * t.key_norm;
+  if (rotated) bound += (std::log2(double(t.head_dim)) + 2) * kUnit * norms;
+  // Codes times a scale of their own are summed exactly, block by block: their products are not in
+  // `magnitude`'s order.
+  if (keys.query_step > 0) bound += sum_error(16) * norms;
+  return bound;
+}
+
+double mix_bound(const Arithmetic& values, bool rotated, const MixTerms& t) {
+  // Weights: both the one in question and the sum that divides it move with the scores; exponents and the
+  // exponential are rounded (2 ulp).
+  const double exponent = t.score_error + 4 * kUnit * (t.top_score + 2);
+  double bound = t.spread * std::expm1(2 * exponent);
+  const double wide = std::max(t.spread, t.spread_norm);
+  bound += (sum_error(t.n_keys + 8.0) + (rotated ? (std::log2(double(t.head_dim)) + 2) * kUnit : 0)) * wide;
+  // Weight and scale are rounded to codes of the largest beside them, and so is their product: 1/2 step each
+  // on average, of values of like magnitude (a factor 2 between the largest scale and a row's own).
+  bound += kDeviations * 0.5 * 2 * values.weight_step * t.top_weight * std::sqrt(t.energy);
+  return bound;
+}
+
+double product_bound(const ProductTerms& t) {
+  return sum_error(t.n + 4) * t.magnitude + kDeviations * kUniform * std::sqrt(t.rounded_energy);
+}
+
+double activation_step(DType type) {
+  switch (type) {
+    case DType::f32:
+    case DType::f16:
+    case DType::bf16:
+      return 0;
+    default:
+      return 1.0 / 127;
+  }
+}
+
+}  // namespace kvasir::verify

@@ -1,0 +1,87 @@
+#include "verify/checks/context.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/registry/registry.h"
+#include "base/error.h"
+#include "formats/basis.h"
+
+namespace kvasir::verify {
+
+Context::Context(const Options& options)
+    : options_(options), workers_(std::max(1, options.n_threads)), head_dims_(options.head_dims) {
+  caps_ = backend(0).caps();
+  if (head_dims_.empty()) head_dims_ = {64, 128, 256, 512};
+}
+
+backends::Backend& Context::backend(int n_threads) {
+  if (n_threads == 0) n_threads = std::max(1, options_.n_threads);
+  auto& backend = backends_[n_threads];
+  if (!backend)
+    backend = options_.create ? options_.create(n_threads)
+                              : backends::create_backend(options_.backend, n_threads, options_.isa);
+  return *backend;
+}
+
+std::vector<DType> Context::kv_types(formats::Role role) const {
+  std::vector<DType> types;
+  for (const DType type : caps_.kv_types)
+    if (formats::require(type).has_role(role)) types.push_back(type);
+  return types;
+}
+
+std::string_view type_name(DType type) { return formats::require(type).name; }
+
+void to_type_basis(const formats::Format& format, formats::Role side, float* x, int d) {
+  formats::to_basis(format.basis, side, x, x, d);
+}
+
+void from_type_basis(const formats::Format& format, formats::Role side, float* r, int d) {
+  formats::from_basis(format.basis, side, r, r, d);
+}
+
+void check(Context& context, const Label& label, const std::function<void(decide::CheckResult&)>& body) {
+  decide::CheckResult result{label.group, label.name, label.head_dim,           label.k, label.v, 0, 0,
+                             0,           "",         decide::Verdict::kFailed, ""};
+  try {
+    body(result);
+  } catch (const std::exception& error) {
+    result.verdict = decide::Verdict::kFailed;
+    result.reason = error.what();
+  }
+  context.results.push_back(std::move(result));
+}
+
+void not_applicable(Context& context, const Label& label, const std::string& reason) {
+  context.results.push_back({label.group, label.name, label.head_dim, label.k, label.v, 0, 0, 0, "",
+                             decide::Verdict::kNotApplicable, reason});
+}
+
+void conclude(decide::CheckResult& result, const Comparison& c) {
+  result.figure = c.figure;
+  result.bound = c.bound;
+  result.max_diff = c.max_diff;
+  result.verdict = c.within() ? decide::Verdict::kPassed : decide::Verdict::kFailed;
+  if (c.within()) return;
+  if (c.n == 0)
+    result.reason = "nothing was compared";
+  else if (c.not_finite > 0)
+    result.reason = fmt::format("{} of {} values are NaN or infinite on one side only", c.not_finite, c.n);
+  else if (c.over > 0)
+    result.reason = fmt::format("{} of {} values are beyond their bound", c.over, c.n);
+  else
+    result.reason = fmt::format("all {} values together use {:.2f} of their bounds, more than {:.2f}", c.n,
+                                c.rms_share, Comparison::kRmsShare);
+}
+
+void conclude(decide::CheckResult& result, double figure, double bound, const std::string& reason) {
+  result.figure = figure;
+  result.bound = bound;
+  result.max_diff = std::max(result.max_diff, figure);
+  const bool passed = std::isfinite(figure) && figure <= bound;
+  result.verdict = passed ? decide::Verdict::kPassed : decide::Verdict::kFailed;
+  if (!passed) result.reason = reason;
+}
+
+}  // namespace kvasir::verify

@@ -1,0 +1,73 @@
+// What every group of checks gets, and how a check becomes a result.
+#pragma once
+#include <fmt/format.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/backend.h"
+#include "base/thread_pool.h"
+#include "formats/format.h"
+#include "verify/compare.h"
+#include "verify/verify.h"
+
+namespace kvasir::verify {
+
+class Context {
+ public:
+  explicit Context(const Options& options);
+
+  const Options& options() const { return options_; }
+  const backends::Caps& caps() const { return caps_; }
+  // Created once a number of threads; 0: the number asked for.
+  backends::Backend& backend(int n_threads = 0);
+  // For arithmetic of our own.
+  ThreadPool& workers() { return workers_; }
+  const std::vector<int>& head_dims() const { return head_dims_; }
+  // Types with attention on this backend that may hold keys or values.
+  std::vector<DType> kv_types(formats::Role role) const;
+  // Same bits as the scalar codec; Vulkan and Metal may be one step of an f16 scale away.
+  bool same_bits() const { return options_.backend == "cpu" || options_.backend == "cuda"; }
+
+  std::vector<decide::CheckResult> results;
+
+ private:
+  Options options_;
+  ThreadPool workers_;
+  backends::Caps caps_;
+  std::vector<int> head_dims_;
+  std::map<int, std::unique_ptr<backends::Backend>> backends_;
+};
+
+struct Label {
+  std::string group, name;
+  int head_dim = 0;
+  std::string k, v;
+};
+
+// Runs `body`, which fills figures, variant and verdict; an exception becomes a failure with its message.
+void check(Context& context, const Label& label, const std::function<void(decide::CheckResult&)>& body);
+void not_applicable(Context& context, const Label& label, const std::string& reason);
+// Figures, verdict and reason of a comparison.
+void conclude(decide::CheckResult& result, const Comparison& comparison);
+// One number against its bound.
+void conclude(decide::CheckResult& result, double figure, double bound, const std::string& reason);
+std::string_view type_name(DType type);
+// A row in place, by the product's own arithmetic, into the basis of a type and back.
+void to_type_basis(const formats::Format& format, formats::Role side, float* x, int d);
+void from_type_basis(const formats::Format& format, formats::Role side, float* r, int d);
+
+void check_reference(Context& context);
+void check_scores(Context& context);
+void check_write(Context& context);
+void check_fused(Context& context);
+void check_fold(Context& context);
+void check_dispatch(Context& context);
+void check_end_to_end(Context& context);
+void check_weights(Context& context);
+
+}  // namespace kvasir::verify

@@ -1,0 +1,134 @@
+// fold: the same bits however work is cut (rows a step, threads, where exact pages lie), and the merge of
+// split keys.
+#include <cstring>
+
+#include "verify/checks/attention_case.h"
+#include "verify/checks/context.h"
+
+namespace kvasir::verify {
+namespace {
+
+constexpr int kPrompt = 320, kRows = 24;  // two chunks of 256 keys
+constexpr int kLong = 2334;  // more than eight chunks: chunks merge into spans, spans into the result
+
+RigSpec fold_spec(DType type, int head_dim) {
+  RigSpec spec;
+  spec.k = spec.v = type;
+  spec.head_dim = head_dim;
+  spec.n_kv = 1;
+  spec.n_head = 4;
+  spec.lengths = {kPrompt + kRows};
+  spec.max_rows = kPrompt;
+  spec.exact_first = spec.exact_last = 1;
+  spec.seed = 0xf01d + uint64_t(type) + uint64_t(head_dim);
+  return spec;
+}
+
+// Rows of the prompt `prompt` a step, then `rows` a step.
+void run(Rig& rig, int prompt, int rows) {
+  for (int left = kPrompt; left > 0; left -= prompt) {
+    const Rig::Take take{0, std::min(prompt, left)};
+    rig.step({&take, 1});
+  }
+  for (int left = kRows; left > 0; left -= rows) {
+    const Rig::Take take{0, std::min(rows, left)};
+    rig.step({&take, 1});
+  }
+}
+
+void equal(decide::CheckResult& result, const Rig& a, const Rig& b) {
+  int64_t different = 0, n = 0;
+  for (int pos = 0; pos < kPrompt + kRows; ++pos) {
+    const auto x = a.out(0, pos), y = b.out(0, pos);
+    for (size_t i = 0; i < x.size(); ++i, ++n) {
+      different += std::memcmp(&x[i], &y[i], sizeof(float)) != 0;
+      result.max_diff = std::max(result.max_diff, double(std::fabs(x[i] - y[i])));
+    }
+  }
+  const double seen = result.max_diff;
+  conclude(result, double(different), 0, fmt::format("{} of {} values differ", different, n));
+  result.max_diff = seen;
+}
+
+void fold_type(Context& context, DType type, int head_dim) {
+  const std::string name(type_name(type));
+  const auto label = [&](std::string what) { return Label{"fold", std::move(what), head_dim, name, name}; };
+  if (!formats::require(type).takes(head_dim)) {
+    not_applicable(context, label("rows a step"),
+                   fmt::format("head size {} is refused (dispatch checks that)", head_dim));
+    return;
+  }
+  const RigSpec spec = fold_spec(type, head_dim);
+  std::unique_ptr<Rig> base;
+  check(context, label("1 row a step"), [&](decide::CheckResult& result) {
+    base = std::make_unique<Rig>(context.backend(), spec);
+    result.variant = base->variant();
+    run(*base, kPrompt, 1);
+    conclude(result, compare_outputs(*base, interesting_rows(spec, 4), context.workers()));
+  });
+  if (!base) return;
+  for (const int rows : {2, 3, 4, 8, kRows})
+    check(context, label(fmt::format("{} rows a step", rows)), [&](decide::CheckResult& result) {
+      Rig rig(context.backend(), spec);
+      result.variant = rig.variant();
+      run(rig, kPrompt, rows);
+      equal(result, rig, *base);
+    });
+  for (const int prompt : {64, 100})
+    check(context, label(fmt::format("prompt in parts of {}", prompt)), [&](decide::CheckResult& result) {
+      Rig rig(context.backend(), spec);
+      result.variant = rig.variant();
+      run(rig, prompt, 8);
+      equal(result, rig, *base);
+    });
+  for (const int threads : {1, 2, 3})
+    check(context, label(fmt::format("{} thread{}", threads, threads == 1 ? "" : "s")),
+          [&](decide::CheckResult& result) {
+            Rig rig(context.backend(threads), spec);
+            result.variant = rig.variant();
+            run(rig, 160, 1);
+            equal(result, rig, *base);
+          });
+  check(context, label("exact pages in the step's own memory"), [&](decide::CheckResult& result) {
+    RigSpec tight = spec;
+    tight.tight = true;
+    Rig rig(context.backend(), tight);
+    result.variant = rig.variant();
+    run(rig, kPrompt, 1);
+    equal(result, rig, *base);
+  });
+}
+
+void merge_type(Context& context, DType type, int head_dim) {
+  const std::string name(type_name(type));
+  check(context, {"fold", fmt::format("merge of {} keys", kLong), head_dim, name, name},
+        [&](decide::CheckResult& result) {
+          RigSpec spec = fold_spec(type, head_dim);
+          spec.n_head = 2;
+          spec.lengths = {kLong};
+          spec.max_rows = 512;
+          spec.exact_first = spec.exact_last = 0;
+          Rig rig(context.backend(), spec);
+          result.variant = rig.variant();
+          for (int left = kLong; left > 0;) {
+            const Rig::Take take{0, left > 512 ? 512 : left > 2 ? left - 2 : 1};
+            rig.step({&take, 1});
+            left -= take.n;
+          }
+          const Place places[] = {{0, kLong - 1}, {0, kLong - 2}, {0, 2047}};
+          conclude(result, compare_outputs(rig, places, context.workers()));
+        });
+}
+
+}  // namespace
+
+void check_fold(Context& context) {
+  for (const DType type : context.kv_types(formats::kKeys)) {
+    if (!formats::require(type).has_role(formats::kValues)) continue;
+    for (const int head_dim : context.head_dims()) fold_type(context, type, head_dim);
+    const int longest = context.head_dims().back() >= 256 ? 256 : context.head_dims().back();
+    if (formats::require(type).takes(longest)) merge_type(context, type, longest);
+  }
+}
+
+}  // namespace kvasir::verify

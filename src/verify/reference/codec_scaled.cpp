@@ -1,0 +1,107 @@
+#include "verify/reference/codec_scaled.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "verify/reference/half.h"
+
+namespace kvasir::verify::reference {
+namespace {
+
+int nearest(const std::vector<double>& levels, double v) {
+  const auto upper = std::lower_bound(levels.begin(), levels.end(), v);
+  if (upper == levels.begin()) return 0;
+  if (upper == levels.end()) return int(levels.size()) - 1;
+  return int(upper - levels.begin()) - (v - *(upper - 1) <= *upper - v ? 1 : 0);
+}
+
+}  // namespace
+
+int bits_at(const std::byte* stream, int at, int bits) {
+  int value = 0;
+  for (int b = 0; b < bits; ++b) value |= (byte_at(stream, size_t(at + b) / 8) >> ((at + b) % 8) & 1) << b;
+  return value;
+}
+
+void put_bits(std::byte* stream, int at, int bits, int value) {
+  for (int b = 0; b < bits; ++b) stream[(at + b) / 8] |= std::byte((value >> b & 1) << ((at + b) % 8));
+}
+
+double root_of_squares(const double* x, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += x[i] * x[i];
+  return std::sqrt(sum);
+}
+
+double least_squares(const double* x, const std::vector<int>& codes, const std::vector<double>& levels) {
+  double product = 0, square = 0;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const double level = levels[size_t(codes[i])];
+    product += x[i] * level;
+    square += level * level;
+  }
+  return square > 0 ? product / square : 0;
+}
+
+void ScaledCodec::decode(const std::byte* row, int d, double* out) const {
+  const std::vector<double> levels = levels_of(d);
+  for (int i = 0; i < d; ++i)
+    out[i] = from_f16(scale(row, d, i / group(d))) * levels[size_t(code(row, d, i))];
+}
+
+void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double* out) const {
+  std::vector<double> levels = levels_of(d);
+  const double step = levels.back() / codes;
+  for (double& level : levels) level = step * std::round(level / step);
+  for (int i = 0; i < d; ++i)
+    out[i] = from_f16(scale(row, d, i / group(d))) * levels[size_t(code(row, d, i))];
+}
+
+void ScaledCodec::encode(const double* x, int d, std::byte* row) const {
+  std::memset(row, 0, row_bytes(d));
+  const std::vector<double> levels = levels_of(d);
+  std::vector<int> codes(static_cast<size_t>(group(d)));
+  for (int g = 0; g < d / group(d); ++g) {
+    const double* values = x + g * group(d);
+    const double unit = unit_before(values, d);
+    for (int i = 0; i < group(d); ++i)
+      codes[size_t(i)] = nearest(levels, unit > 0 || unit < 0 ? values[i] / unit : 0);
+    const double ideal = ideal_scale(values, codes, levels, d);
+    const uint16_t stored = to_f16(ideal);
+    set_scale(row, d, g, stored);
+    if (clears(stored)) continue;
+    for (int i = 0; i < group(d); ++i) set_code(row, d, g * group(d) + i, codes[size_t(i)]);
+    finish(values, d, g, row);
+  }
+}
+
+RowFaults ScaledCodec::check(const double* x, int d, const std::byte* row) const {
+  RowFaults faults;
+  const std::vector<double> levels = levels_of(d);
+  std::vector<int> codes(static_cast<size_t>(group(d)));
+  for (int g = 0; g < d / group(d); ++g) {
+    const double* values = x + g * group(d);
+    for (int i = 0; i < group(d); ++i) codes[size_t(i)] = code(row, d, g * group(d) + i);
+    const double stored = from_f16(scale(row, d, g)), ideal = ideal_scale(values, codes, levels, d);
+    const double off = std::fabs(stored - ideal), step = f16_step(ideal);
+    if (!(off <= 0.5 * step + kScaleError * std::fabs(ideal))) {
+      ++faults.scales;
+      faults.scale_ulps = std::max(faults.scale_ulps, off / step);
+    }
+    faults.codes += other_faults(values, d, g, row);
+    const double unit = unit_given(values, stored, d);
+    if (unit == 0) continue;
+    for (int i = 0; i < group(d); ++i) {
+      const double v = values[i] / unit;
+      const double best = std::fabs(v - levels[size_t(nearest(levels, v))]);
+      const double excess = std::fabs(v - levels[size_t(codes[size_t(i)])]) - best;
+      if (excess <= kTie * std::max(1.0, std::fabs(v))) continue;
+      ++faults.codes;
+      faults.worst = std::max(faults.worst, excess);
+    }
+  }
+  return faults;
+}
+
+}  // namespace kvasir::verify::reference
