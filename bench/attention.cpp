@@ -139,6 +139,7 @@ struct Caller {
     args.out = const_cast<float*>(out.data());
     args.rows = rows.data(), args.n_rows = int(rows.size());
     args.pages = caches.pages.data(), args.page_bytes = caches.page_bytes;
+    args.q_rotated = true;  // as rope leaves it: once a call, outside attention
     args.n_head = caches.g.n_head, args.n_kv = caches.g.n_kv, args.head_dim = caches.g.head_dim;
     args.scale = 1.0f / float(caches.g.head_dim);
     args.page_table = caches.tables[0];

@@ -64,6 +64,7 @@ void CpuExecutable::choose_attention() {
     if (op.kind == OpKind::attention) is_query_[size_t(op.in[0])] = true;
   for (const Op& op : graph_.ops)
     if (op.kind == OpKind::select_rows && is_query_[size_t(op.out)]) is_query_[size_t(op.in[0])] = true;
+  place_rotations();
   segments_.resize(graph_.ops.size());
   for (size_t i = 0; i < graph_.ops.size(); ++i) {
     const Op& op = graph_.ops[i];
@@ -73,6 +74,29 @@ void CpuExecutable::choose_attention() {
     attention_[i] = find_attention(kv.k_type, kv.v_type, kv.head_dim, isa_,
                                    decisions_.flash == backends::FlashAttention::kOn, &why);
     if (!attention_[i]) fail(ErrorCode::kRefused, "cpu attention, layer {}: {}", op.layer, why);
+  }
+}
+
+// A query that rope makes for one attention only is rotated there, once, and not in every item of the attention.
+void CpuExecutable::place_rotations() {
+  query_rotation_.assign(graph_.values.size(), nullptr);
+  rotates_query_.assign(graph_.ops.size(), false);
+  std::vector<int> readers(graph_.values.size(), 0);
+  std::vector<const Op*> maker(graph_.values.size(), nullptr);
+  for (const Op& op : graph_.ops) {
+    for (ValueId v : op.in)
+      if (v != kNone) ++readers[size_t(v)];
+    if (op.out != kNone) maker[size_t(op.out)] = &op;
+  }
+  for (size_t i = 0; i < graph_.ops.size(); ++i) {
+    const Op& op = graph_.ops[i];
+    if (op.kind != OpKind::attention) continue;
+    ValueId q = op.in[0];
+    if (readers[size_t(q)] == 1 && maker[size_t(q)] && maker[size_t(q)]->kind == OpKind::select_rows)
+      q = maker[size_t(q)]->in[0];
+    if (readers[size_t(q)] != 1 || !maker[size_t(q)] || maker[size_t(q)]->kind != OpKind::rope) continue;
+    query_rotation_[size_t(q)] = query_rotation(graph_.kv[size_t(op.kv)].k_type, isa_);
+    rotates_query_[i] = query_rotation_[size_t(q)] != nullptr;
   }
 }
 

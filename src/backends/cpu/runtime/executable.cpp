@@ -101,6 +101,7 @@ void CpuExecutable::prepare_attention(int op_index) {
     Segment segment;
     AttentionArgs& args = segment.args;
     args.variant = attention_[size_t(op_index)];
+    args.q_rotated = rotates_query_[size_t(op_index)];
     args.q_stride = args.out_stride = op.n_head * op.head_dim;
     args.q = data(op.in[0]) + begin * args.q_stride;
     if (seq.shift != 0) args.q_shifted = shifted_[set == RowSet::kOutput].as<float>() + begin * args.q_stride;
@@ -303,6 +304,9 @@ void CpuExecutable::run_rope(const Op& op, int begin, int end) {
       for (int h = 0; h < op.n_head; ++h)
         kernels_.rope_head(x + h * op.head_dim, w, table.cos(step_row, shifted), table.sin(step_row, shifted),
                            table.n_pairs(), spec.n_rot / 2, op.head_dim, op.eps, out + h * op.head_dim);
+      if (const Rotation rotate = query_rotation_[size_t(op.out)])  // once here, not in every item of attention
+        for (int h = 0; h < op.n_head; ++h)
+          rotate(formats::kKeys, out + h * op.head_dim, out + h * op.head_dim, op.head_dim);
     }
   }
 }

@@ -68,6 +68,7 @@ class CpuExecutable final : public backends::Executable {
   void add_commit_phase(int kv);
   void plan_memory();
   void choose_attention();
+  void place_rotations();
   bool wants_int8(const PackedMatrix& w) const {
     return activation_form(*w.variant) == ActivationForm::kInt8;
   }
@@ -110,6 +111,8 @@ class CpuExecutable final : public backends::Executable {
   std::vector<RopeTable> ropes_;
   std::vector<const AttentionVariant*> attention_;  // by graph op index
   std::vector<bool> is_query_;                      // by value: attention reads it as q
+  std::vector<Rotation> query_rotation_;            // by value that rope makes: into the basis of the keys it meets, or null
+  std::vector<bool> rotates_query_;                 // by graph op index: the attention's query comes in its keys' basis
   std::vector<float*> value_data_;
   std::vector<std::byte*> quantized_;  // by value, null when not needed
   std::vector<std::byte*> staged_;     // by kv: exact pages that outlive no step

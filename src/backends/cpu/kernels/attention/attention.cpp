@@ -203,6 +203,8 @@ Rotation from_basis_of(DType type, const AttentionKernels& kernels) {
   return nullptr;
 }
 
+Rotation query_rotation(DType k, Isa isa) { return to_basis_of(k, *best_attention_kernels(isa)); }
+
 const AttentionKernels* best_attention_kernels(Isa isa) {
   const AttentionKernels* best = nullptr;
   for (const AttentionKernels* kernels : kKernels)
@@ -288,7 +290,7 @@ void run_flash(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   item.exact_keys = variant.exact_keys;
   item.exact_values = variant.exact_values;
   item.key_row = formats::require(variant.k).row_bytes(args.head_dim);
-  item.rotate = to_basis_of(variant.k, *variant.kernels);
+  item.rotate = args.q_rotated ? nullptr : to_basis_of(variant.k, *variant.kernels);
   item.unrotate = from_basis_of(variant.v, *variant.kernels);
   const int group_heads = args.n_head / args.n_kv;
   int block, unit = 0;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/cpu_features.h"
+#include "formats/format.h"
 #include "graph/graph.h"
 
 namespace kvasir::cpu {
@@ -48,6 +49,7 @@ struct AttentionArgs {
   const float* q = nullptr;  // [n_rows][n_head * head_dim], roped at pos
   const float* q_shifted =
       nullptr;           // the same roped at pos + shift; used for pages >= keep_pages when not null
+  bool q_rotated = false;  // q and q_shifted are in the basis of the key type already
   int64_t q_stride = 0;  // floats
   float* out = nullptr;  // [n_rows][n_head * head_dim]
   int64_t out_stride = 0;
@@ -64,6 +66,10 @@ struct AttentionArgs {
   int n_head = 0, n_kv = 0, head_dim = 0, window = 0;
   float scale = 1, softcap = 0;
 };
+
+// Into the basis of a key type, rows of head_dim values; nullptr when that is the model's own.
+using Rotation = void (*)(formats::Role side, const float* x, float* out, int64_t n);
+Rotation query_rotation(DType k, Isa isa);
 
 // nullptr when that pair or head size is not built for `isa` or below; `why` then says required / supported /
 // missing. `flash` false selects the plain path: raw scores of all visible keys, one softmax, one weighted

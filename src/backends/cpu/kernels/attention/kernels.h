@@ -137,7 +137,6 @@ struct AttentionKernels {
 };
 
 // Into the basis of a type, or back from it; nullptr when that is the model's own.
-using Rotation = void (*)(formats::Role side, const float* x, float* out, int64_t n);
 Rotation to_basis_of(DType type, const AttentionKernels& kernels);
 Rotation from_basis_of(DType type, const AttentionKernels& kernels);
 

@@ -89,8 +89,10 @@ struct Plain {
       for (int g = 0; g < n_heads && stored; ++g) {
         const float* q = heads + int64_t(g) * args.head_dim;
         float rotated[kMaxHeadDim];
-        formats::to_basis(formats::require(item.k_type).basis, formats::kKeys, q, rotated, args.head_dim);
-        q = rotated;
+        if (!args.q_rotated) {
+          formats::to_basis(formats::require(item.k_type).basis, formats::kKeys, q, rotated, args.head_dim);
+          q = rotated;
+        }
         for (int t = first; t < end; ++t) {
           const float s = args.scale * plain_dot(q, scratch.tile + size_t(t) * args.head_dim, args.head_dim);
           row_scores(g)[p * 64 + t - keys.begin] =
