@@ -1,4 +1,5 @@
-// CUDA cache writes against the scalar codec's bytes, and attention against a double reference over what the cache holds.
+// CUDA cache writes against the scalar codec's bytes, and attention against a double reference over what the
+// cache holds.
 #include "cuda/fixture.h"
 #ifdef KVASIR_HAVE_CUDA
 #include <cuda_runtime_api.h>
@@ -22,8 +23,9 @@ struct Shape {
   float softcap = 0;
 };
 std::string shape_name(const Shape& s) {
-  return fmt::format("{}_{}_d{}_h{}k{}_w{}_{}{}", formats::require(s.k).name, formats::require(s.v).name, s.head_dim, s.n_head,
-                     s.n_kv, s.window, s.flash ? "flash" : "plain", s.softcap > 0 ? "_cap" : "");
+  return fmt::format("{}_{}_d{}_h{}k{}_w{}_{}{}", formats::require(s.k).name, formats::require(s.v).name,
+                     s.head_dim, s.n_head, s.n_kv, s.window, s.flash ? "flash" : "plain",
+                     s.softcap > 0 ? "_cap" : "");
 }
 
 // One cache, one attention op, rows that are looked up.
@@ -73,7 +75,8 @@ class Bed {
     kv_.n_pages = {n_pages_ + 1};
     kv_.data = {backend_->alloc(graph::kv_page_bytes(spec) * size_t(n_pages_ + 1))};
     kv_.n_exact = {2};
-    kv_.exact = {graph::kv_exact_page_bytes(spec) ? backend_->alloc(graph::kv_exact_page_bytes(spec) * 2) : nullptr};
+    kv_.exact = {graph::kv_exact_page_bytes(spec) ? backend_->alloc(graph::kv_exact_page_bytes(spec) * 2)
+                                                  : nullptr};
     // What nobody wrote must never be read: poison it.
     cudaMemset(kv_.data[0], 0xff, graph::kv_page_bytes(spec) * size_t(n_pages_ + 1));
     if (kv_.exact[0]) cudaMemset(kv_.exact[0], 0xff, graph::kv_exact_page_bytes(spec) * 2);
@@ -114,7 +117,8 @@ class Bed {
   // Row of a table, as the op before gave it.
   std::span<const float> table(int index, int token) const {
     const Table& t = *small_.tables[size_t(index)];
-    return std::span<const float>(t.values).subspan(size_t(token) * size_t(t.weight.n_in), size_t(t.weight.n_in));
+    return std::span<const float>(t.values).subspan(size_t(token) * size_t(t.weight.n_in),
+                                                    size_t(t.weight.n_in));
   }
 
   // What position j of a head is to a query of page `query_page`, in the model's basis.
@@ -155,7 +159,8 @@ class Bed {
       for (double v : q) square += v * v;
       for (double& v : q) v /= std::sqrt(square / d + 1e-6);
       for (int i = 0; i < d / 2; ++i) {
-        const double angle = pos * std::pow(10000.0, -2.0 * i / d), a = q[size_t(i)], b = q[size_t(i + d / 2)];
+        const double angle = pos * std::pow(10000.0, -2.0 * i / d), a = q[size_t(i)],
+                     b = q[size_t(i + d / 2)];
         q[size_t(i)] = a * std::cos(angle) - b * std::sin(angle);
         q[size_t(i + d / 2)] = b * std::cos(angle) + a * std::sin(angle);
       }
@@ -189,7 +194,8 @@ class Bed {
   std::vector<std::byte> page(int logical) const {
     const size_t bytes = graph::kv_page_bytes(small_.graph.kv[0]);
     std::vector<std::byte> out(bytes);
-    cudaMemcpy(out.data(), kv_.data[0] + size_t(pages_[size_t(logical)]) * bytes, bytes, cudaMemcpyDeviceToHost);
+    cudaMemcpy(out.data(), kv_.data[0] + size_t(pages_[size_t(logical)]) * bytes, bytes,
+               cudaMemcpyDeviceToHost);
     return out;
   }
 
@@ -216,11 +222,12 @@ TEST_P(CudaAttention, PromptAndDecodeAgreeWithDouble) {
     const size_t width = size_t(shape.n_head) * size_t(shape.head_dim);
     double worst = 0;
     for (int p = begin; p < end; p += p + 1 < end && (p - begin) % 7 ? std::min(9, end - 1 - p) : 1)
-      worst = std::max(worst, nmse(std::span(got).subspan(size_t(p - begin) * width, width), bed.expected(p)));
+      worst =
+          std::max(worst, nmse(std::span(got).subspan(size_t(p - begin) * width, width), bed.expected(p)));
     // f16 tiles: queries, probabilities and values each within 2^-11.
     EXPECT_LE(worst, shape.flash ? 2e-6 : 1e-9) << begin << " to " << end;
   };
-  compare(0, 150);   // three pages at once, one part full
+  compare(0, 150);  // three pages at once, one part full
   compare(150, 151);
   compare(151, 152);
   for (int p = 152; p < 191; ++p) bed.step(p, p + 1);
@@ -251,7 +258,8 @@ std::vector<Shape> shapes() {
   out.push_back({f32, tbq4_h, 128, 4, 1, 0, false});
   return out;
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, CudaAttention, testing::ValuesIn(shapes()), [](const auto& info) { return shape_name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaAttention, testing::ValuesIn(shapes()),
+                         [](const auto& info) { return shape_name(info.param); });
 
 TEST(CudaAppend, PageBytesAreTheScalarCodecs) {
   KVASIR_NEEDS_CUDA();
@@ -273,9 +281,11 @@ TEST(CudaAppend, PageBytesAreTheScalarCodecs) {
             for (int side = 0; side < 2; ++side)
               for (int t = 0; t < kPageTokens; ++t) {
                 std::vector<float> x;
-                for (float v : bed.table(1 + side, logical * kPageTokens + t).subspan(size_t(head) * size_t(d), size_t(d)))
+                for (float v : bed.table(1 + side, logical * kPageTokens + t)
+                                   .subspan(size_t(head) * size_t(d), size_t(d)))
                   x.push_back(v * (side ? 1.5f : 1.0f));
-                if (format.head_wide()) formats::rotate(side ? formats::kValues : formats::kKeys, x.data(), x.data(), d);
+                if (format.head_wide())
+                  formats::rotate(side ? formats::kValues : formats::kKeys, x.data(), x.data(), d);
                 for (float& v : x) v = f16_to_f32(f32_to_f16(v));
                 std::vector<std::byte> wire(row);
                 format.encode(x.data(), wire.data(), d);
@@ -286,14 +296,17 @@ TEST(CudaAppend, PageBytesAreTheScalarCodecs) {
                 } else {
                   for (int b = 0; b < d / 32; ++b) {
                     want_scales.insert(want_scales.end(), wire.begin() + b * 34, wire.begin() + b * 34 + 2);
-                    want_codes.insert(want_codes.end(), wire.begin() + b * 34 + 2, wire.begin() + b * 34 + 34);
+                    want_codes.insert(want_codes.end(), wire.begin() + b * 34 + 2,
+                                      wire.begin() + b * 34 + 34);
                   }
                 }
                 const std::byte* region = page.data() + (size_t(head) * 2 + size_t(side)) * kPageTokens * row;
                 wrong += std::memcmp(region + size_t(t) * codes, want_codes.data(), codes) != 0;
-                wrong += std::memcmp(region + kPageTokens * codes + size_t(t) * scale, want_scales.data(), scale) != 0;
+                wrong += std::memcmp(region + kPageTokens * codes + size_t(t) * scale, want_scales.data(),
+                                     scale) != 0;
               }
-          EXPECT_EQ(wrong, 0) << format.name << " head size " << d << " page " << logical << (at_once ? " at once" : " by token");
+          EXPECT_EQ(wrong, 0) << format.name << " head size " << d << " page " << logical
+                              << (at_once ? " at once" : " by token");
         }
       }
 }

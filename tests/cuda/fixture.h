@@ -32,7 +32,8 @@ struct Table {
 };
 
 // [n_out][n_in] of type `type`, values of the given spread.
-inline std::unique_ptr<Table> make_table(const std::string& name, DType type, int n_in, int n_out, uint32_t seed, float spread = 1) {
+inline std::unique_ptr<Table> make_table(const std::string& name, DType type, int n_in, int n_out,
+                                         uint32_t seed, float spread = 1) {
   auto table = std::make_unique<Table>();
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, spread);
@@ -64,7 +65,8 @@ struct SmallGraph {
     graph.values.push_back({name, width, graph::RowSet::kAll});
     return graph::ValueId(graph.values.size() - 1);
   }
-  graph::ValueId input(const std::string& name, DType type, int width, int n_tokens, uint32_t seed, float scale = 1) {
+  graph::ValueId input(const std::string& name, DType type, int width, int n_tokens, uint32_t seed,
+                       float scale = 1) {
     graph::Op op;
     op.kind = graph::OpKind::embed;
     op.w[0] = add(make_table(name, type, width, n_tokens, seed));

@@ -51,7 +51,8 @@ TEST_P(CudaMatmul, RowsAgreeWithDoubleSums) {
           y.push_back(a);
           g.push_back(a / (1 + std::exp(-2 * 0.7978845608 * (a + 0.044715 * a * a * a))) * b);
         }
-      // int8 groups of the activations: (1/127)^2 / 12 of the largest squared, about 2e-5; f16 products: 2^-22.
+      // int8 groups of the activations: (1/127)^2 / 12 of the largest squared, about 2e-5; f16 products:
+      // 2^-22.
       const double bound = n > 16 ? 2e-7 : int8 ? 5e-5 : 1e-10;
       EXPECT_LE(nmse(backend->inspect(*executable, op.out), y), bound) << n << " rows";
       EXPECT_LE(nmse(backend->inspect(*executable, gated.out), g), 4 * bound) << n << " rows, gated";
@@ -79,8 +80,9 @@ TEST_P(CudaMatmul, LookupsAreTheScalarCodecs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaMatmul,
-                         testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0,
-                                         DType::q5_1, DType::q4_k, DType::q5_k, DType::q6_k, DType::iq4_nl),
+                         testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0,
+                                         DType::q4_1, DType::q5_0, DType::q5_1, DType::q4_k, DType::q5_k,
+                                         DType::q6_k, DType::iq4_nl),
                          [](const auto& info) { return std::string(formats::require(info.param).name); });
 
 TEST(CudaMatmulRefuses, AnUnbuiltTypeByName) {

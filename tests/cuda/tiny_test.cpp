@@ -33,9 +33,12 @@ TEST(CudaTiny, LastLogitsOfEachPrompt) {
         Session s(model, options);
         s.append(0, ids, Want::kLast, [&](int, std::span<const float> logits) {
           double worst = 0;
-          for (size_t i = 0; i < logits.size(); ++i) worst = std::max(worst, std::fabs(double(logits[i]) - expected[i]));
-          EXPECT_LE(worst, file.find("f16") != file.npos ? 0.05 : 1.0) << file << " " << prompt << (flash ? " flash" : " plain");
-          std::printf("%s %s %s: largest logit difference %.4f\n", file.c_str(), prompt, flash ? "flash" : "plain", worst);
+          for (size_t i = 0; i < logits.size(); ++i)
+            worst = std::max(worst, std::fabs(double(logits[i]) - expected[i]));
+          EXPECT_LE(worst, file.find("f16") != file.npos ? 0.05 : 1.0)
+              << file << " " << prompt << (flash ? " flash" : " plain");
+          std::printf("%s %s %s: largest logit difference %.4f\n", file.c_str(), prompt,
+                      flash ? "flash" : "plain", worst);
         });
       }
     }
@@ -58,7 +61,8 @@ TEST(CudaTiny, GreedyTextUpToANearTie) {
       ASSERT_EQ(result.tokens.size(), expected.size());
       for (size_t i = 0; i < expected.size(); ++i) {
         if (margins[i] < 0.05f) break;
-        EXPECT_EQ(result.tokens[i], expected[i]) << file << " " << prompt << " token " << i << " margin " << margins[i];
+        EXPECT_EQ(result.tokens[i], expected[i])
+            << file << " " << prompt << " token " << i << " margin " << margins[i];
         if (result.tokens[i] != expected[i]) break;
       }
     }
@@ -96,7 +100,8 @@ TEST(CudaTiny, MicroBatchesAgree) {
       s.append(0, ids, Want::kLast, [&](int, std::span<const float> logits) {
         if (first.empty()) first.assign(logits.begin(), logits.end());
         double worst = 0;
-        for (size_t i = 0; i < logits.size(); ++i) worst = std::max(worst, std::fabs(double(logits[i]) - double(first[i])));
+        for (size_t i = 0; i < logits.size(); ++i)
+          worst = std::max(worst, std::fabs(double(logits[i]) - double(first[i])));
         EXPECT_LE(worst, 0.1) << formats::require(type).name << " micro-batch " << n_ubatch;
       });
     }
@@ -113,8 +118,9 @@ TEST(CudaTiny, TwentyRepeatsAreIdentical) {
     s.append(0, ids, Want::kLast, [](int, std::span<const float>) {});
     std::vector<float> last;
     for (int t = 0; t < 8; ++t)
-      s.append(0, std::vector<Token>{Token(100 + t)}, Want::kLast,
-               [&](int, std::span<const float> logits) { last.insert(last.end(), logits.begin(), logits.end()); });
+      s.append(0, std::vector<Token>{Token(100 + t)}, Want::kLast, [&](int, std::span<const float> logits) {
+        last.insert(last.end(), logits.begin(), logits.end());
+      });
     if (i == 0)
       first = last;
     else

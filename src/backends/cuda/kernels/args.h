@@ -1,5 +1,5 @@
-// What host and device share: views of weights, quantised activations, the step in flight. Plain data, no vendor type but
-// the stream.
+// What host and device share: views of weights, quantised activations, the step in flight. Plain data, no
+// vendor type but the stream.
 #pragma once
 #include <cstdint>
 
@@ -9,20 +9,22 @@ struct CUstream_st;
 
 namespace kvasir::cuda {
 
-// How a kernel is put on its stream. With `overlap` it may start before the kernel before it has ended (programmatic
-// dependent launch): every kernel of this backend waits for that one itself before it reads what others wrote.
+// How a kernel is put on its stream. With `overlap` it may start before the kernel before it has ended
+// (programmatic dependent launch): every kernel of this backend waits for that one itself before it reads
+// what others wrote.
 struct Launch {
   CUstream_st* stream = nullptr;
   bool overlap = false;
 };
 
-// Storage of a weight matrix on the device. Quantised rows are split into planes of whole 32-value groups, so that every
-// load is 16 bytes wide and aligned:
-//   codes  16 bytes a group (byte j: value j low nibble, value 16 + j high nibble); q8: 32 bytes, values in order
-//   high   one bit: a word a group, bit 8 b + k is bit 4 of byte b of code word k (words 0..3 low, 4..7 high nibbles)
+// Storage of a weight matrix on the device. Quantised rows are split into planes of whole 32-value groups, so
+// that every load is 16 bytes wide and aligned:
+//   codes  16 bytes a group (byte j: value j low nibble, value 16 + j high nibble); q8: 32 bytes, values in
+//   order high   one bit: a word a group, bit 8 b + k is bit 4 of byte b of code word k (words 0..3 low, 4..7
+//   high nibbles)
 //          two bits: two words a group, bits 8 b + 2 k of word k / 4 for code word k
-//   aux    f16 scale (and f16 minimum) a group, or the 16-byte header of a 256-value block, or two int8 scales a group
-//   aux2   f16 scale a 256-value block (q6_k)
+//   aux    f16 scale (and f16 minimum) a group, or the 16-byte header of a 256-value block, or two int8
+//   scales a group aux2   f16 scale a 256-value block (q6_k)
 enum class WeightForm : uint8_t { kF32, kF16, kBf16, kQ8, kQ4, kQ4M, kQ5, kQ5M, kQ4K, kQ5K, kQ6K, kNone };
 
 struct MatrixView {
@@ -41,24 +43,35 @@ struct GroupBytes {
 };
 constexpr GroupBytes group_bytes(WeightForm form) {
   switch (form) {
-    case WeightForm::kF32: return {128, 0, 0, 0};
+    case WeightForm::kF32:
+      return {128, 0, 0, 0};
     case WeightForm::kF16:
-    case WeightForm::kBf16: return {64, 0, 0, 0};
-    case WeightForm::kQ8: return {32, 0, 2, 0};
-    case WeightForm::kQ4: return {16, 0, 2, 0};
-    case WeightForm::kQ4M: return {16, 0, 4, 0};
-    case WeightForm::kQ5: return {16, 4, 2, 0};
-    case WeightForm::kQ5M: return {16, 4, 4, 0};
-    case WeightForm::kQ4K: return {16, 0, 2, 0};
-    case WeightForm::kQ5K: return {16, 4, 2, 0};
-    case WeightForm::kQ6K: return {16, 8, 2, 0.25};
-    case WeightForm::kNone: break;
+    case WeightForm::kBf16:
+      return {64, 0, 0, 0};
+    case WeightForm::kQ8:
+      return {32, 0, 2, 0};
+    case WeightForm::kQ4:
+      return {16, 0, 2, 0};
+    case WeightForm::kQ4M:
+      return {16, 0, 4, 0};
+    case WeightForm::kQ5:
+      return {16, 4, 2, 0};
+    case WeightForm::kQ5M:
+      return {16, 4, 4, 0};
+    case WeightForm::kQ4K:
+      return {16, 0, 2, 0};
+    case WeightForm::kQ5K:
+      return {16, 4, 2, 0};
+    case WeightForm::kQ6K:
+      return {16, 8, 2, 0.25};
+    case WeightForm::kNone:
+      break;
   }
   return {0, 0, 0, 0};
 }
 
-// Rows as int8 with one scale a 32-value group: x = scale * q. `sums` of a group holds the sums of its halves of q as two
-// int16 (low: values 0..15).
+// Rows as int8 with one scale a 32-value group: x = scale * q. `sums` of a group holds the sums of its halves
+// of q as two int16 (low: values 0..15).
 struct GroupMeta {
   float scale;
   int32_t sums;
@@ -91,13 +104,19 @@ constexpr bool open_page(KvForm form) { return form >= KvForm::kQ8_0; }
 // Bytes of one head's 64 rows. Scales follow the codes of all rows.
 constexpr int64_t region_bytes(KvForm form, int d) {
   switch (form) {
-    case KvForm::kF32: return 64LL * d * 4;
+    case KvForm::kF32:
+      return 64LL * d * 4;
     case KvForm::kF16:
-    case KvForm::kBf16: return 64LL * d * 2;
-    case KvForm::kQ8_0: return 64LL * (d + d / 32 * 2);
-    case KvForm::kTbq2H: return 64LL * (d / 4 + 2);
-    case KvForm::kTbq3H: return 64LL * (d / 8 * 3 + 2);
-    case KvForm::kTbq4H: return 64LL * (d / 2 + 2);
+    case KvForm::kBf16:
+      return 64LL * d * 2;
+    case KvForm::kQ8_0:
+      return 64LL * (d + d / 32 * 2);
+    case KvForm::kTbq2H:
+      return 64LL * (d / 4 + 2);
+    case KvForm::kTbq3H:
+      return 64LL * (d / 8 * 3 + 2);
+    case KvForm::kTbq4H:
+      return 64LL * (d / 2 + 2);
   }
   return 0;
 }
@@ -108,8 +127,8 @@ struct KvView {
   int exact_first = 0, exact_last = 0;
   uint8_t* pages = nullptr;
   int64_t page_bytes = 0;
-  uint8_t* exact = nullptr;          // [n_exact] exact pages of the cache
-  uint8_t* step_exact = nullptr;     // those that live for one step
+  uint8_t* exact = nullptr;       // [n_exact] exact pages of the cache
+  uint8_t* step_exact = nullptr;  // those that live for one step
   int n_exact = 0;
   int64_t exact_page_bytes = 0;
 };

@@ -7,7 +7,8 @@
 
 namespace kvasir::cuda {
 
-// Until this returns, nothing that an earlier kernel of the stream wrote may be read (and nothing it reads be written).
+// Until this returns, nothing that an earlier kernel of the stream wrote may be read (and nothing it reads be
+// written).
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -54,16 +55,54 @@ __device__ __forceinline__ float gelu_tanh(float x) {
 // Weights are read once: keep them out of L1.
 __device__ __forceinline__ int4 load_stream(const void* p) {
   int4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
   return v;
+}
+
+// `bytes` (rounded down to 16) from `p` on are on their way to L2: needs no register and no later wait.
+__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes / 16 * 16) : "memory");
 }
 
 __device__ __forceinline__ int4 load4(const void* p) { return *static_cast<const int4*>(p); }
 
-// One 32-value group by a warp, a value a lane, to int8.
+// E consecutive values a lane (2, 4, 8, 16) to int8 groups: 32 / E lanes share a group. `q` and `meta`: of
+// the warp's first value.
+template <int E>
+__device__ __forceinline__ void quantize_lanes(const float (&v)[E], int lane, int8_t* q, GroupMeta* meta) {
+  constexpr int kLanes = 32 / E;
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < E; ++i) largest = fmaxf(largest, fabsf(v[i]));
+#pragma unroll
+  for (int o = kLanes / 2; o > 0; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  int sum = 0;
+  uint32_t packed[(E + 3) / 4] = {};
+#pragma unroll
+  for (int i = 0; i < E; ++i) {
+    const int code = max(-127, min(127, __float2int_rn(v[i] * inverse)));
+    packed[i / 4] |= uint32_t(code & 255) << (8 * (i % 4));
+    sum += code;
+  }
+#pragma unroll
+  for (int o = kLanes / 4; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);  // of a half group
+  const int other = __shfl_xor_sync(~0u, sum, kLanes / 2);
+  int8_t* to = q + lane * E;
+  if constexpr (E == 2) *reinterpret_cast<uint16_t*>(to) = uint16_t(packed[0]);
+  if constexpr (E == 4) *reinterpret_cast<uint32_t*>(to) = packed[0];
+  if constexpr (E == 8) *reinterpret_cast<uint2*>(to) = {packed[0], packed[1]};
+  if constexpr (E == 16) *reinterpret_cast<uint4*>(to) = {packed[0], packed[1], packed[2], packed[3]};
+  if (lane % kLanes == 0)
+    meta[lane / kLanes] = {largest / 127.0f,
+                           int(uint32_t(uint16_t(sum)) | (uint32_t(uint16_t(other)) << 16))};
+}
+
+// One value a lane.
 __device__ __forceinline__ void quantize_group(float v, int lane, int8_t* q, GroupMeta* meta) {
   const float largest = warp_max(fabsf(v));
-  const float scale = largest / 127.0f;
   const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
   const int code = max(-127, min(127, __float2int_rn(v * inverse)));
   q[lane] = int8_t(code);
@@ -71,21 +110,25 @@ __device__ __forceinline__ void quantize_group(float v, int lane, int8_t* q, Gro
 #pragma unroll
   for (int o = 8; o > 0; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
   const int high = __shfl_sync(~0u, sum, 16);
-  if (lane == 0) *meta = {scale, int(uint32_t(uint16_t(sum)) | (uint32_t(uint16_t(high)) << 16))};
+  if (lane == 0) *meta = {largest / 127.0f, int(uint32_t(uint16_t(sum)) | (uint32_t(uint16_t(high)) << 16))};
 }
 
 template <typename... Params, typename... Args>
-void launch(const Launch& how, dim3 grid, dim3 block, size_t shared, void (*kernel)(Params...), Args&&... args) {
+void launch(const Launch& how, dim3 grid, dim3 block, size_t shared, void (*kernel)(Params...),
+            Args&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = how.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = how.overlap ? 1 : 0;
+  // One split of L1 and shared memory for all: a change between kernels drains the multiprocessor.
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[0].val.sharedMemCarveout = 100;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = how.overlap ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 

@@ -17,14 +17,22 @@ using graph::ValueId;
 
 std::optional<KvForm> kv_form(DType type) {
   switch (type) {
-    case DType::f32: return KvForm::kF32;
-    case DType::f16: return KvForm::kF16;
-    case DType::bf16: return KvForm::kBf16;
-    case DType::q8_0: return KvForm::kQ8_0;
-    case DType::tbq2_h: return KvForm::kTbq2H;
-    case DType::tbq3_h: return KvForm::kTbq3H;
-    case DType::tbq4_h: return KvForm::kTbq4H;
-    default: return std::nullopt;
+    case DType::f32:
+      return KvForm::kF32;
+    case DType::f16:
+      return KvForm::kF16;
+    case DType::bf16:
+      return KvForm::kBf16;
+    case DType::q8_0:
+      return KvForm::kQ8_0;
+    case DType::tbq2_h:
+      return KvForm::kTbq2H;
+    case DType::tbq3_h:
+      return KvForm::kTbq3H;
+    case DType::tbq4_h:
+      return KvForm::kTbq4H;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -32,14 +40,19 @@ namespace {
 
 bool head_size_built(int d) { return d == 64 || d == 128 || d == 256 || d == 512; }
 constexpr size_t kExpandedValues = size_t(64) << 20;  // f16 weights a prompt matmul holds at a time
-constexpr int kLogitsRows = 64;                       // rows of logits computed at a time for many wanted rows
+constexpr int kLogitsRows = 64;  // rows of logits computed at a time for many wanted rows
 
 }  // namespace
 
 CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& weights,
-                               const backends::Decisions& decisions, const backends::KvBuffers& kv, int max_rows,
-                               cudaStream_t stream)
-    : graph_(graph), weights_(weights), decisions_(decisions), kv_buffers_(kv), max_rows_(max_rows), stream_(stream) {
+                               const backends::Decisions& decisions, const backends::KvBuffers& kv,
+                               int max_rows, cudaStream_t stream)
+    : graph_(graph),
+      weights_(weights),
+      decisions_(decisions),
+      kv_buffers_(kv),
+      max_rows_(max_rows),
+      stream_(stream) {
   const size_t n = graph_.values.size();
   consumers_.assign(n, 0);
   for (const Op& op : graph_.ops)
@@ -72,7 +85,8 @@ void CudaExecutable::prepare_kv() {
     const auto k = kv_form(spec.k_type), v = kv_form(spec.v_type);
     if (!k || !v || !head_size_built(spec.head_dim))
       fail(ErrorCode::kRefused,
-           "cuda attention, layer {}: required: keys {}, values {}, head size {}; supported: f32 f16 bf16 q8_0 tbq2_h tbq3_h "
+           "cuda attention, layer {}: required: keys {}, values {}, head size {}; supported: f32 f16 bf16 "
+           "q8_0 tbq2_h tbq3_h "
            "tbq4_h in any pair at head sizes 64, 128, 256, 512; missing: {}",
            spec.layer, formats::require(spec.k_type).name, formats::require(spec.v_type).name, spec.head_dim,
            head_size_built(spec.head_dim) ? "that type" : "that head size");
@@ -91,7 +105,8 @@ void CudaExecutable::prepare_kv() {
       if (i < kv_buffers_.exact.size()) view.exact = reinterpret_cast<uint8_t*>(kv_buffers_.exact[i]);
       if (i < kv_buffers_.n_exact.size()) view.n_exact = kv_buffers_.n_exact[i];
       const size_t pages = size_t(max_rows_ / graph::kPageTokens + 1);
-      memory_.emplace_back(pages * size_t(view.exact_page_bytes), Place::kDevice, "allocating open cache pages");
+      memory_.emplace_back(pages * size_t(view.exact_page_bytes), Place::kDevice,
+                           "allocating open cache pages");
       view.step_exact = memory_.back().as<uint8_t>();
     }
     kv_.push_back(view);
@@ -106,31 +121,35 @@ void CudaExecutable::prepare_ropes() {
     for (int i = 0; i < spec.n_rot / 2; ++i) {
       const float factor = spec.freq_factors.empty() ? 1.0f : spec.freq_factors[size_t(i)];
       const bool turns = factor < kNeverTurns;
-      frequency.push_back(turns ? std::pow(double(spec.base), -2.0 * i / spec.n_rot) * spec.scale / factor : 0.0);
+      frequency.push_back(turns ? std::pow(double(spec.base), -2.0 * i / spec.n_rot) * spec.scale / factor
+                                : 0.0);
       if (turns) n_pairs = i + 1;
     }
     const size_t bytes = size_t(std::max(n_pairs, 1)) * sizeof(double);
     memory_.emplace_back(bytes, Place::kDevice, "allocating rope tables");
-    check(cudaMemcpy(memory_.back().as(), frequency.data(), size_t(n_pairs) * sizeof(double), cudaMemcpyHostToDevice),
+    check(cudaMemcpy(memory_.back().as(), frequency.data(), size_t(n_pairs) * sizeof(double),
+                     cudaMemcpyHostToDevice),
           "uploading rope frequencies");
     RopeTableArgs args;
     args.frequency = memory_.back().as<double>();
     args.n_pairs = n_pairs;
     args.max_rows = max_rows_;
-    memory_.emplace_back(size_t(max_rows_) * 4 * size_t(std::max(n_pairs, 1)) * sizeof(float), Place::kDevice, "allocating rope tables");
+    memory_.emplace_back(size_t(max_rows_) * 4 * size_t(std::max(n_pairs, 1)) * sizeof(float), Place::kDevice,
+                         "allocating rope tables");
     args.turns = memory_.back().as<float>();
     ropes_.push_back(args);
   }
 }
 
-void CudaExecutable::add_node(std::string name, int layer, std::vector<ValueId> touches, std::function<void(const Rows&)> run) {
+void CudaExecutable::add_node(std::string name, int layer, std::vector<ValueId> touches,
+                              std::function<void(const Rows&)> run) {
   nodes_.push_back({std::move(name), layer, std::move(touches), std::move(run)});
 }
 
 bool CudaExecutable::feeds_int8(ValueId v) const {
   return std::ranges::any_of(graph_.ops, [&](const Op& op) {
-    const bool product = op.kind == OpKind::matmul || op.kind == OpKind::gated_mlp || op.kind == OpKind::logits ||
-                         op.kind == OpKind::per_layer_embed;
+    const bool product = op.kind == OpKind::matmul || op.kind == OpKind::gated_mlp ||
+                         op.kind == OpKind::logits || op.kind == OpKind::per_layer_embed;
     if (!product || op.in[0] != v) return false;
     return wants_int8(weights_.matrices[size_t(op.w[op.kind == OpKind::per_layer_embed ? 1 : 0])].form);
   });
@@ -145,6 +164,7 @@ void CudaExecutable::need_int8(ValueId v) {
   int8_[size_t(v)] = true;
   add_node("quantize", -1, {v}, [this, v](const Rows& rows) {
     const int n = rows.of(set_of(v));
+    if (n == 1 && quantized_by_.contains(v)) return;
     if (n > 0 && n <= kMaxMatvecRows) quantize_rows(next(), data(v), width(v), n, quant_[size_t(v)]);
   });
 }
@@ -157,8 +177,8 @@ size_t CudaExecutable::add_norm(size_t at) {
   args.eps = op.eps;
   args.n = width(op.out);
   const Op* second = at + 1 < graph_.ops.size() ? &graph_.ops[at + 1] : nullptr;
-  if (second && (second->kind != OpKind::norm || second->head_dim != 0 || second->in[0] != op.out || second->in[1] != kNone ||
-                 second->scale != 1 || second->w[0] == kNone))
+  if (second && (second->kind != OpKind::norm || second->head_dim != 0 || second->in[0] != op.out ||
+                 second->in[1] != kNone || second->scale != 1 || second->w[0] == kNone))
     second = nullptr;
   const ValueId last = second ? second->out : op.out;
   if (second) {
@@ -166,17 +186,15 @@ size_t CudaExecutable::add_norm(size_t at) {
     args.eps_second = second->eps;
   }
   int8_[size_t(last)] = feeds_int8(last);
-  const ValueId x = op.in[0], residual = op.in[1], out = op.out, out_second = second ? second->out : kNone;
-  add_node(graph_.values[size_t(last)].name, op.layer, {x, residual, out, out_second}, [=, this](const Rows& rows) mutable {
-    const int n = rows.of(set_of(out));
-    if (n == 0) return;
-    args.x = data(x);
-    args.residual = data(residual);
-    args.out = data(out);
-    args.second = data(out_second);
-    args.quant = quantized(last, rows);
-    norm_rows(next(), args, n);
-  });
+  const NormNode node{args, op.in[0], op.in[1], op.out, second ? second->out : kNone, nodes_.size(), false};
+  norms_[last] = node;
+  add_node(graph_.values[size_t(last)].name, op.layer, {node.x, node.residual, node.out, node.second},
+           [this, last](const Rows& rows) {
+             const NormNode& norm = norms_.at(last);
+             const int n = rows.of(set_of(norm.out));
+             if (n == 0 || (n == 1 && norm.fused)) return;
+             norm_rows(next(), norm_args(norm, rows), n);
+           });
   return second ? 2 : 1;
 }
 
@@ -190,7 +208,8 @@ size_t CudaExecutable::add_heads(size_t at) {
   std::vector<Made> made;
   HeadArgs args;
   args.layer = graph_.ops[at].layer;
-  args.head_dim = graph_.ops[at].kind == OpKind::kv_append ? graph_.kv[size_t(graph_.ops[at].kv)].head_dim : graph_.ops[at].head_dim;
+  args.head_dim = graph_.ops[at].kind == OpKind::kv_append ? graph_.kv[size_t(graph_.ops[at].kv)].head_dim
+                                                           : graph_.ops[at].head_dim;
   int kv = -1;
   size_t used = 0;
   for (; at + used < graph_.ops.size() && kv < 0; ++used) {
@@ -202,7 +221,9 @@ size_t CudaExecutable::add_heads(size_t at) {
         const ValueId v = op.in[size_t(side)];
         auto it = std::ranges::find_if(made, [&](const Made& m) { return m.out == v && m.job.side < 0; });
         if (it == made.end()) {
-          if (made.size() == 3) fail(ErrorCode::kFailed, "cuda: kv_append of layer {} does not follow the ops that make its rows", op.layer);
+          if (made.size() == 3)
+            fail(ErrorCode::kFailed, "cuda: kv_append of layer {} does not follow the ops that make its rows",
+                 op.layer);
           made.push_back({HeadJob{}, v, kNone, false});
           it = made.end() - 1;
           it->job.n_head = spec.n_kv;
@@ -243,7 +264,9 @@ size_t CudaExecutable::add_heads(size_t at) {
     }
     made.push_back(m);
   }
-  if (used == 0) fail(ErrorCode::kFailed, "cuda: op {} of layer {} has a head size that is not built", int(graph_.ops[at].kind), args.layer);
+  if (used == 0)
+    fail(ErrorCode::kFailed, "cuda: op {} of layer {} has a head size that is not built",
+         int(graph_.ops[at].kind), args.layer);
   if (kv >= 0) args.kv = kv_[size_t(kv)];
   args.kv.head_dim = args.head_dim;
   args.fault = params_.as<int32_t>();
@@ -268,7 +291,31 @@ size_t CudaExecutable::add_heads(size_t at) {
 
 void CudaExecutable::add_matmul_node(const Op& op, std::vector<Part> parts, std::string name) {
   need_int8(parts[0].in);
+  const MatrixView& first = weights_.matrices[size_t(parts[0].w)];
+  const ValueId out = parts[0].out;
+  // A gated pair is too wide for it: its blocks would be few and long.
+  if (wants_int8(first.form) && parts[0].w2 == kNone && !decisions_.keep_values) {
+    if (const auto it = norms_.find(parts[0].in); it != norms_.end() &&
+                                                  it->second.node + 1 == nodes_.size() &&
+                                                  first.n_in <= kMaxFusedRow && first.n_in % 128 == 0) {
+      // What only this matmul reads need not be made by a launch of its own; a single norm's output is stored
+      // by the matmul.
+      const bool alone = it->second.second == kNone
+                             ? std::ranges::count_if(graph_.ops,
+                                                     [&](const Op& o) {
+                                                       return o.in[0] == parts[0].in &&
+                                                              o.kind != OpKind::norm &&
+                                                              o.kind != OpKind::select_rows;
+                                                     }) == int(parts.size())
+                             : consumers_[size_t(parts[0].in)] == int(parts.size());
+      it->second.fused = alone;
+    }
+    if (parts.size() == 1 && feeds_int8(out) && width(out) % 32 == 0 && parts[0].gelu)
+      quantized_by_[out] = true;
+  }
   std::vector<ValueId> touches;
+  if (const auto it = norms_.find(parts[0].in); it != norms_.end() && it->second.fused)
+    touches = {it->second.x, it->second.residual, it->second.out, it->second.second};
   double bytes = 0;
   for (const Part& p : parts) {
     touches.insert(touches.end(), {p.in, p.out, p.mul, p.residual});
@@ -346,7 +393,8 @@ void CudaExecutable::add_attention(const Op& op) {
   args.softcap = op.softcap;
   args.output_rows = set_of(op.out) == graph::RowSet::kOutput;
   const int n_seq = std::max(1, decisions_.n_seq), stored = kv_buffers_.n_pages[size_t(op.kv)] / n_seq + 1;
-  args.max_pages = args.kv.window > 0 ? std::min(stored, (args.kv.window - 1) / graph::kPageTokens + 2) : stored;
+  args.max_pages =
+      args.kv.window > 0 ? std::min(stored, (args.kv.window - 1) / graph::kPageTokens + 2) : stored;
   const bool flash = decisions_.flash == backends::FlashAttention::kOn && has_flash(args.kv);
   int8_[size_t(op.out)] = feeds_int8(op.out);
   const ValueId q = op.in[0], out = op.out;
@@ -354,13 +402,14 @@ void CudaExecutable::add_attention(const Op& op) {
     const int n = rows.of(set_of(out));
     if (n == 0) return;
     args.q = data(q);
+    args.out = data(out);
+    args.quant = quantized(out, rows);
     args.q_shifted = shifted_[size_t(q)];
     args.n_rows = n;
     args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, flash);
     args.partial = partial_.as<float>();
     args.partial_sums = partial_sums_.as<float>();
-    attend(next(), args, step_view(), flash);
-    merge_attention(next(), args, data(out), quantized(out, rows));
+    attend(next(), args, step_view(), flash, [this] { return next(); });
   });
 }
 
@@ -381,11 +430,17 @@ void CudaExecutable::build_nodes() {
         ++i;
         break;
       }
-      case OpKind::norm: i += op.head_dim == 0 || op.head_dim == width(op.out) ? add_norm(i) : add_heads(i); break;
+      case OpKind::norm:
+        i += op.head_dim == 0 || op.head_dim == width(op.out) ? add_norm(i) : add_heads(i);
+        break;
       case OpKind::rope:
-      case OpKind::kv_append: i += add_heads(i); break;
+      case OpKind::kv_append:
+        i += add_heads(i);
+        break;
       case OpKind::matmul:
-      case OpKind::gated_mlp: i += add_matmul(i); break;
+      case OpKind::gated_mlp:
+        i += add_matmul(i);
+        break;
       case OpKind::per_layer_embed:
         add_per_layer(op);
         ++i;
@@ -399,7 +454,9 @@ void CudaExecutable::build_nodes() {
         add_node("select", op.layer, {in, out}, [=, this](const Rows& rows) {
           if (rows.out == 0) return;
           select_rows(next(), data(in), step_view(), width(out), rows.out, data(out));
-          if (shifted_[size_t(out)]) select_rows(next(), shifted_[size_t(in)], step_view(), width(out), rows.out, shifted_[size_t(out)]);
+          if (shifted_[size_t(out)])
+            select_rows(next(), shifted_[size_t(in)], step_view(), width(out), rows.out,
+                        shifted_[size_t(out)]);
         });
         ++i;
         break;
@@ -463,7 +520,8 @@ void CudaExecutable::plan_memory() {
     quant_[v].meta = memory_.back().as<GroupMeta>();
   }
   const int logits_rows = std::min(kLogitsRows, max_rows_);
-  logits_ = Memory(size_t(logits_rows) * size_t(graph_.n_vocab) * sizeof(float), Place::kDevice, "allocating logits");
+  logits_ = Memory(size_t(logits_rows) * size_t(graph_.n_vocab) * sizeof(float), Place::kDevice,
+                   "allocating logits");
   if (max_rows_ <= kMaxMatvecRows) return;
   size_t largest = 0;
   for (const MatrixView& m : weights_.matrices)
@@ -481,7 +539,8 @@ void CudaExecutable::size_attention() {
     const int n_seq = std::max(1, decisions_.n_seq), stored = kv_buffers_.n_pages[size_t(op.kv)] / n_seq + 1;
     for (bool flash : {false, true})
       for (int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, max_rows_}) {
-        const size_t parts = size_t(n) * size_t(op.n_head) * size_t(attention_splits(kv, op.n_head, n, stored, flash));
+        const size_t parts =
+            size_t(n) * size_t(op.n_head) * size_t(attention_splits(kv, op.n_head, n, stored, flash));
         values = std::max(values, parts * size_t(op.head_dim));
         sums = std::max(sums, parts * 2);
       }
@@ -502,14 +561,16 @@ std::vector<std::string> CudaExecutable::describe() const {
     }
     if (!first) continue;
     const graph::KvSpec& kv = graph_.kv[size_t(first->kv)];
-    const bool wanted = decisions_.flash == backends::FlashAttention::kOn, flash = wanted && has_flash(kv_[size_t(first->kv)]);
+    const bool wanted = decisions_.flash == backends::FlashAttention::kOn,
+               flash = wanted && has_flash(kv_[size_t(first->kv)]);
     const std::string_view k = formats::require(kv.k_type).name, v = formats::require(kv.v_type).name;
-    lines.push_back(fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.cuda, {}",
-                                sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s", k, v, k,
-                                v, flash ? "flash" : "plain",
-                                flash    ? "flash attention engaged"
-                                : wanted ? "flash attention off: its tiles are f16, which these types outrange"
-                                         : "flash attention off: switched off by the caller"));
+    lines.push_back(
+        fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.cuda, {}",
+                    sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s",
+                    k, v, k, v, flash ? "flash" : "plain",
+                    flash    ? "flash attention engaged"
+                    : wanted ? "flash attention off: its tiles are f16, which these types outrange"
+                             : "flash attention off: switched off by the caller"));
   }
   return lines;
 }

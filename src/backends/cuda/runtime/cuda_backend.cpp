@@ -57,7 +57,8 @@ class CudaBackend final : public backends::Backend {
               const std::function<void(float)>& progress) override {
     weights_ = upload_weights(graph, stream_, drop, progress);
   }
-  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph, const backends::Decisions& decisions,
+  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph,
+                                                const backends::Decisions& decisions,
                                                 const backends::KvBuffers& kv, int max_rows) override {
     return std::make_unique<CudaExecutable>(graph, weights_, decisions, kv, max_rows, stream_);
   }
@@ -87,14 +88,16 @@ std::string device_problem() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver)
-    return "no NVIDIA driver was found, or it is older than this program's CUDA runtime; install a driver for CUDA 13 or later";
+    return "no NVIDIA driver was found, or it is older than this program's CUDA runtime; install a driver "
+           "for CUDA 13 or later";
   if (status != cudaSuccess && status != cudaErrorNoDevice)
     return fmt::format("the CUDA runtime reports: {}", cudaGetErrorString(status));
   if (count == 0) return "the driver lists no CUDA device";
   cudaDeviceProp device{};
   if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) return "the first CUDA device cannot be opened";
   if (device.major < 9)
-    return fmt::format("{} has compute capability {}.{}; this build's kernels need 9.0", device.name, device.major, device.minor);
+    return fmt::format("{} has compute capability {}.{}; this build's kernels need 9.0", device.name,
+                       device.major, device.minor);
   return {};
 }
 
@@ -108,7 +111,8 @@ double measure_copy_rate() {
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "asking for free memory");
   const size_t bytes = std::min(size_t(2) << 30, free / 4);
-  const Memory from(bytes, Place::kDevice, "measuring the copy rate"), to(bytes, Place::kDevice, "measuring the copy rate");
+  const Memory from(bytes, Place::kDevice, "measuring the copy rate"),
+      to(bytes, Place::kDevice, "measuring the copy rate");
   check(cudaMemset(from.as(), 0x5a, bytes), "measuring the copy rate");
   cudaEvent_t start, end;
   check(cudaEventCreate(&start), "measuring the copy rate");

@@ -13,7 +13,8 @@ std::string device_problem();
 // On the first device. Throws Error{kNoDevice} with device_problem().
 std::unique_ptr<backends::Backend> create_backend();
 
-// Bytes/s of a device-to-device copy of 2 GiB (less where memory is short), read and written bytes counted: the median of 10.
+// Bytes/s of a device-to-device copy of 2 GiB (less where memory is short), read and written bytes counted:
+// the median of 10.
 double measure_copy_rate();
 
 }  // namespace kvasir::cuda

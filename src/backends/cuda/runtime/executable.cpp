@@ -40,7 +40,8 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
   if (rows.all < 1 || rows.all > max_rows_)
     fail(ErrorCode::kFailed, "a step has {} rows; this executable takes 1 to {}", rows.all, max_rows_);
   if (int(step.sequences.size()) > std::max(1, decisions_.n_seq))
-    fail(ErrorCode::kFailed, "a step has {} sequences; this executable takes {}", step.sequences.size(), decisions_.n_seq);
+    fail(ErrorCode::kFailed, "a step has {} sequences; this executable takes {}", step.sequences.size(),
+         decisions_.n_seq);
   std::byte* base = params_host_.as<std::byte>();
   int32_t* fault = reinterpret_cast<int32_t*>(base);
   fault[0] = fault[1] = -1;
@@ -78,7 +79,8 @@ void CudaExecutable::write_tables(const graph::StepParams& step) {
   int longest = 0;
   for (const graph::SequenceView& seq : step.sequences)
     for (int cls = 0; cls < 2; ++cls)
-      longest = std::max({longest, int(seq.page_table[size_t(cls)].size()), int(seq.exact_table[size_t(cls)].size())});
+      longest = std::max(
+          {longest, int(seq.page_table[size_t(cls)].size()), int(seq.exact_table[size_t(cls)].size())});
   if (longest > table_stride_) grow_tables(longest + longest / 2);
   for (size_t s = 0; s < step.sequences.size(); ++s)
     for (size_t kind = 0; kind < 4; ++kind) {
@@ -91,15 +93,17 @@ void CudaExecutable::write_tables(const graph::StepParams& step) {
       if (a == from.end()) continue;
       const size_t first = size_t(a - from.begin());
       std::copy(a, from.end(), b);
-      check(cudaMemcpyAsync(tables_.as<int32_t>() + at + first, to + first, (from.size() - first) * sizeof(int32_t),
-                            cudaMemcpyHostToDevice, stream_),
+      check(cudaMemcpyAsync(tables_.as<int32_t>() + at + first, to + first,
+                            (from.size() - first) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
             "uploading page tables");
     }
   // Queries turned at pos + shift have rows of their own, once any sequence has shifted.
-  const bool shifts = std::ranges::any_of(step.sequences, [](const graph::SequenceView& s) { return s.shift != 0; });
+  const bool shifts =
+      std::ranges::any_of(step.sequences, [](const graph::SequenceView& s) { return s.shift != 0; });
   if (!shifts || std::ranges::any_of(shifted_, [](const float* p) { return p != nullptr; })) return;
   const auto give = [&](ValueId v) {
-    memory_.emplace_back(size_t(width(v)) * size_t(max_rows_) * sizeof(float), Place::kDevice, "allocating shifted queries");
+    memory_.emplace_back(size_t(width(v)) * size_t(max_rows_) * sizeof(float), Place::kDevice,
+                         "allocating shifted queries");
     shifted_[size_t(v)] = memory_.back().as<float>();
   };
   for (const graph::Op& op : graph_.ops) {
@@ -115,17 +119,20 @@ void CudaExecutable::write_tables(const graph::StepParams& step) {
 
 void CudaExecutable::enqueue(const Rows& rows) {
   const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
-  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_), "uploading step parameters");
+  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_),
+        "uploading step parameters");
   may_overlap_ = false;
   half_of_ = kNone;
   for (const Node& node : nodes_) node.run(rows);
   if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
-  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_), "reading the step's faults");
+  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_),
+        "reading the step's faults");
 }
 
 void CudaExecutable::enqueue_traced(const Rows& rows) {
   const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
-  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_), "uploading step parameters");
+  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_),
+        "uploading step parameters");
   half_of_ = kNone;
   std::vector<cudaEvent_t> events(nodes_.size() + 2);
   for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "creating an event");
@@ -137,7 +144,8 @@ void CudaExecutable::enqueue_traced(const Rows& rows) {
       run_logits(0, rows.out);
   }
   check(cudaEventRecord(events.back(), stream_), "recording an event");
-  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_), "reading the step's faults");
+  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_),
+        "reading the step's faults");
   check(cudaStreamSynchronize(stream_), "running a step");
   trace_.clear();
   for (size_t i = 0; i <= nodes_.size(); ++i) {
@@ -202,7 +210,8 @@ void CudaExecutable::to_half(ValueId v, int n_rows) {
 void CudaExecutable::run_gemm(const Part& part, int n_rows) {
   to_half(part.in, n_rows);
   const int n_out = width(part.out);
-  const auto product = [&](graph::WeightId id, const float* mul, int mul_stride, const float* residual, bool gelu) {
+  const auto product = [&](graph::WeightId id, const float* mul, int mul_stride, const float* residual,
+                           bool gelu) {
     const MatrixView& w = weights_.matrices[size_t(id)];
     const int slice = std::max(128, int(expanded_.size() / 2 / size_t(w.n_in)) / 128 * 128);
     for (int c = 0; c < n_out; c += slice) {
@@ -232,8 +241,8 @@ void CudaExecutable::run_gemm(const Part& part, int n_rows) {
     product(part.w, nullptr, 0, nullptr, true);
     product(part.w2, data(part.out), n_out, nullptr, false);
   } else {
-    product(part.w, part.mul == kNone ? nullptr : data(part.mul) + part.mul_offset, part.mul == kNone ? 0 : width(part.mul),
-            data(part.residual), part.gelu);
+    product(part.w, part.mul == kNone ? nullptr : data(part.mul) + part.mul_offset,
+            part.mul == kNone ? 0 : width(part.mul), data(part.residual), part.gelu);
   }
 }
 
@@ -262,7 +271,30 @@ void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows
     to.residual = data(from.residual);
     to.gelu = from.gelu;
   }
-  matvec(next(), args);
+  if (n > 1 || !run_fused(parts, args)) matvec(next(), args);
+}
+
+NormArgs CudaExecutable::norm_args(const NormNode& norm, const Rows& rows) const {
+  NormArgs args = norm.args;
+  args.x = data(norm.x);
+  args.residual = data(norm.residual);
+  args.out = data(norm.out);
+  args.second = data(norm.second);
+  args.quant = quantized(norm.second == kNone ? norm.out : norm.second, rows);
+  return args;
+}
+
+bool CudaExecutable::run_fused(const std::vector<Part>& parts, const MatvecArgs& product) {
+  const auto norm = norms_.find(parts[0].in);
+  const bool makes_row = norm != norms_.end() && norm->second.fused;
+  const bool leaves_int8 = quantized_by_.contains(parts[0].out);
+  if (!makes_row && !leaves_int8) return false;
+  FusedArgs args;
+  args.product = product;
+  if (makes_row) args.norm = norm_args(norm->second, rows_);
+  if (leaves_int8) args.quant_out = quant_[size_t(parts[0].out)];
+  fused_matvec(next(), args);
+  return true;
 }
 
 void CudaExecutable::run_logits(int first, int n) {
@@ -282,7 +314,8 @@ void CudaExecutable::run_logits(int first, int n) {
     return;
   }
   half_of_ = kNone;
-  half_rows(next(), data(in) + int64_t(first) * width(in), width(in), n, half_.as<uint16_t>(), half_scale_.as<float>());
+  half_rows(next(), data(in) + int64_t(first) * width(in), width(in), n, half_.as<uint16_t>(),
+            half_scale_.as<float>());
   const int slice = std::max(128, int(expanded_.size() / 2 / size_t(w.n_in)) / 128 * 128);
   for (int c = 0; c < graph_.n_vocab; c += slice) {
     GemmArgs args;
@@ -306,7 +339,8 @@ void CudaExecutable::run_logits(int first, int n) {
 
 std::span<const float> CudaExecutable::logits(int output_row) {
   if (output_row < 0 || output_row >= rows_.out)
-    fail(ErrorCode::kFailed, "logits of output row {} were asked for; the step has {}", output_row, rows_.out);
+    fail(ErrorCode::kFailed, "logits of output row {} were asked for; the step has {}", output_row,
+         rows_.out);
   const size_t n_vocab = size_t(graph_.n_vocab), row_bytes = n_vocab * sizeof(float);
   const int capacity = int(logits_.size() / row_bytes);
   const bool many = rows_.out > kMaxMatvecRows;
@@ -327,8 +361,8 @@ std::span<const float> CudaExecutable::logits(int output_row) {
   if (!logits_read_[local]) {
     // Many wanted rows are read in order: fetch all that are there at once.
     const size_t first = many ? 0 : local, n = many ? size_t(logits_n_) : 1;
-    check(cudaMemcpyAsync(logits_host_.as<float>() + first * n_vocab, logits_.as<float>() + first * n_vocab, n * row_bytes,
-                          cudaMemcpyDeviceToHost, stream_),
+    check(cudaMemcpyAsync(logits_host_.as<float>() + first * n_vocab, logits_.as<float>() + first * n_vocab,
+                          n * row_bytes, cudaMemcpyDeviceToHost, stream_),
           "reading logits");
     check(cudaStreamSynchronize(stream_), "reading logits");
     for (size_t i = first; i < first + n; ++i) logits_read_[i] = true;
@@ -340,7 +374,8 @@ std::span<const float> CudaExecutable::inspect(ValueId value) {
   if (!decisions_.keep_values || !data(value)) return {};
   const size_t n = size_t(rows_.of(set_of(value))) * size_t(width(value));
   inspected_.resize(n);
-  check(cudaMemcpyAsync(inspected_.data(), data(value), n * sizeof(float), cudaMemcpyDeviceToHost, stream_), "reading a value");
+  check(cudaMemcpyAsync(inspected_.data(), data(value), n * sizeof(float), cudaMemcpyDeviceToHost, stream_),
+        "reading a value");
   check(cudaStreamSynchronize(stream_), "reading a value");
   return inspected_;
 }

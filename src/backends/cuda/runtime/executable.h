@@ -1,5 +1,5 @@
-// A graph compiled for the device: a list of nodes, each one or two launches. Steps of up to kMaxMatvecRows rows become one CUDA
-// graph a (rows, output rows) pair; larger ones are enqueued node by node.
+// A graph compiled for the device: a list of nodes, each one or two launches. Steps of up to kMaxMatvecRows
+// rows become one CUDA graph a (rows, output rows) pair; larger ones are enqueued node by node.
 #pragma once
 #include <functional>
 #include <map>
@@ -22,8 +22,9 @@ std::optional<KvForm> kv_form(DType type);
 
 class CudaExecutable final : public backends::Executable {
  public:
-  CudaExecutable(const graph::Graph& graph, const DeviceWeights& weights, const backends::Decisions& decisions,
-                 const backends::KvBuffers& kv, int max_rows, cudaStream_t stream);
+  CudaExecutable(const graph::Graph& graph, const DeviceWeights& weights,
+                 const backends::Decisions& decisions, const backends::KvBuffers& kv, int max_rows,
+                 cudaStream_t stream);
   ~CudaExecutable() override;
 
   int max_rows() const override { return max_rows_; }
@@ -55,6 +56,13 @@ class CudaExecutable final : public backends::Executable {
     int mul_offset = 0, first_row = 0;
     bool gelu = false;
   };
+  // A norm (or pair) that a matmul of one row can make itself.
+  struct NormNode {
+    NormArgs args;  // without data
+    graph::ValueId x = graph::kNone, residual = graph::kNone, out = graph::kNone, second = graph::kNone;
+    size_t node = 0;     // its place in nodes_
+    bool fused = false;  // the next node, a matmul, makes it when there is one row
+  };
 
   // compile.cpp
   void build_nodes();
@@ -64,7 +72,8 @@ class CudaExecutable final : public backends::Executable {
   void add_matmul_node(const graph::Op& op, std::vector<Part> parts, std::string name);
   void add_per_layer(const graph::Op& op);
   void add_attention(const graph::Op& op);
-  void add_node(std::string name, int layer, std::vector<graph::ValueId> touches, std::function<void(const Rows&)> run);
+  void add_node(std::string name, int layer, std::vector<graph::ValueId> touches,
+                std::function<void(const Rows&)> run);
   void need_int8(graph::ValueId v);
   bool feeds_int8(graph::ValueId v) const;
   QuantRows quantized(graph::ValueId v, const Rows& rows) const;
@@ -81,6 +90,8 @@ class CudaExecutable final : public backends::Executable {
   void enqueue_traced(const Rows& rows);
   void run_logits(int first, int n);
   void run_matmul(const std::vector<Part>& parts, const Rows& rows);
+  bool run_fused(const std::vector<Part>& parts, const MatvecArgs& product);
+  NormArgs norm_args(const NormNode& norm, const Rows& rows) const;
   void run_gemm(const Part& part, int n_rows);
   void to_half(graph::ValueId v, int n_rows);
   Launch next();  // overlap with whatever was launched before it
@@ -97,16 +108,18 @@ class CudaExecutable final : public backends::Executable {
   cudaStream_t stream_;
 
   std::vector<Node> nodes_;
+  std::map<graph::ValueId, NormNode> norms_;     // by last output
+  std::map<graph::ValueId, bool> quantized_by_;  // a matmul leaves it as int8 groups, when there is one row
   std::vector<KvView> kv_;
   std::vector<RopeTableArgs> ropes_;
-  std::vector<int> consumers_;                 // by value
-  std::vector<bool> int8_;                     // by value: its quantised rows are made
+  std::vector<int> consumers_;  // by value
+  std::vector<bool> int8_;      // by value: its quantised rows are made
   std::vector<float*> value_data_;
   std::vector<QuantRows> quant_;
-  std::vector<float*> shifted_;                // by value: queries turned at pos + shift
+  std::vector<float*> shifted_;  // by value: queries turned at pos + shift
   std::vector<Memory> memory_;
   Memory half_, half_scale_, expanded_, partial_, partial_sums_;
-  graph::ValueId half_of_ = graph::kNone;      // whose rows half_ holds while a step is enqueued
+  graph::ValueId half_of_ = graph::kNone;  // whose rows half_ holds while a step is enqueued
   const graph::Op* logits_op_ = nullptr;
 
   Memory params_host_, params_, tables_host_, tables_, fault_host_;

@@ -27,10 +27,14 @@ std::vector<Uses> find_uses(const graph::Graph& graph) {
   for (const Op& op : graph.ops) {
     switch (op.kind) {
       case OpKind::norm:
-      case OpKind::rope: mark(op.w[0], &Uses::vector); break;
+      case OpKind::rope:
+        mark(op.w[0], &Uses::vector);
+        break;
       case OpKind::embed:
       case OpKind::matmul:
-      case OpKind::logits: mark(op.w[0], &Uses::matrix); break;
+      case OpKind::logits:
+        mark(op.w[0], &Uses::matrix);
+        break;
       case OpKind::gated_mlp:
         mark(op.w[0], &Uses::matrix);
         mark(op.w[1], &Uses::matrix);
@@ -42,7 +46,8 @@ std::vector<Uses> find_uses(const graph::Graph& graph) {
         break;
       case OpKind::kv_append:
       case OpKind::attention:
-      case OpKind::select_rows: break;
+      case OpKind::select_rows:
+        break;
     }
   }
   return uses;
@@ -51,11 +56,14 @@ std::vector<Uses> find_uses(const graph::Graph& graph) {
 std::string supported_types() {
   std::string names;
   for (const formats::Format& format : formats::all())
-    if (weight_form(format.type) != WeightForm::kNone) names += (names.empty() ? "" : " ") + std::string(format.name);
+    if (weight_form(format.type) != WeightForm::kNone)
+      names += (names.empty() ? "" : " ") + std::string(format.name);
   return names;
 }
 
-size_t total_bytes(const PlaneBytes& planes) { return size_t(planes.codes + planes.high + planes.aux + planes.aux2) + 64; }
+size_t total_bytes(const PlaneBytes& planes) {
+  return size_t(planes.codes + planes.high + planes.aux + planes.aux2) + 64;
+}
 
 // Every plane on a 16-byte boundary of one allocation.
 MatrixView lay_out(const graph::Weight& weight, uint8_t* at) {
@@ -84,16 +92,18 @@ void check_types(const graph::Graph& graph, const std::vector<Uses>& uses) {
     if (uses[i].vector) need += size_t(w.n_in * w.n_out) * sizeof(float);
     if (!uses[i].matrix) continue;
     if (weight_form(w.type) == WeightForm::kNone)
-      fail(ErrorCode::kRefused, "tensor '{}' has type {}, which has no matmul kernel on CUDA; supported: {}", w.name,
-           formats::require(w.type).name, supported_types());
+      fail(ErrorCode::kRefused, "tensor '{}' has type {}, which has no matmul kernel on CUDA; supported: {}",
+           w.name, formats::require(w.type).name, supported_types());
     if (w.n_in % 32 != 0)
-      fail(ErrorCode::kRefused, "tensor '{}' has rows of {} values; CUDA matmul takes multiples of 32", w.name, w.n_in);
+      fail(ErrorCode::kRefused, "tensor '{}' has rows of {} values; CUDA matmul takes multiples of 32",
+           w.name, w.n_in);
     need += total_bytes(plane_bytes(weight_form(w.type), w.n_in, w.n_out));
   }
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "asking for free memory");
   if (need + kReserveBytes > free)
-    fail(ErrorCode::kNoMemory, "the weights need {:.1f} GB of device memory and {:.1f} GB to work in; {:.1f} of {:.1f} GB are free",
+    fail(ErrorCode::kNoMemory,
+         "the weights need {:.1f} GB of device memory and {:.1f} GB to work in; {:.1f} of {:.1f} GB are free",
          double(need) / 1e9, double(kReserveBytes) / 1e9, double(free) / 1e9, double(total) / 1e9);
 }
 
@@ -120,17 +130,21 @@ DeviceWeights upload_weights(const graph::Graph& graph, cudaStream_t stream, con
       std::vector<float> values(size_t(w.n_in * w.n_out));
       formats::require(w.type).decode(w.data.data(), values.data(), int64_t(values.size()));
       out.memory.emplace_back(values.size() * sizeof(float), Place::kDevice, doing);
-      check(cudaMemcpy(out.memory.back().as(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice), doing);
+      check(cudaMemcpy(out.memory.back().as(), values.data(), values.size() * sizeof(float),
+                       cudaMemcpyHostToDevice),
+            doing);
       out.vectors[i] = out.memory.back().as<float>();
     }
     if (uses[i].matrix) {
-      out.memory.emplace_back(total_bytes(plane_bytes(weight_form(w.type), w.n_in, w.n_out)), Place::kDevice, doing);
+      out.memory.emplace_back(total_bytes(plane_bytes(weight_form(w.type), w.n_in, w.n_out)), Place::kDevice,
+                              doing);
       out.matrices[i] = lay_out(w, out.memory.back().as<uint8_t>());
       const size_t row = w.data.size() / size_t(w.n_out);
       const int64_t slice = std::max<int64_t>(1, int64_t(staging.size() / row));
       for (int64_t first = 0; first < w.n_out; first += slice) {
         const int64_t n = std::min(slice, w.n_out - first);
-        check(cudaMemcpyAsync(staging.as(), w.data.data() + size_t(first) * row, size_t(n) * row, cudaMemcpyHostToDevice, stream),
+        check(cudaMemcpyAsync(staging.as(), w.data.data() + size_t(first) * row, size_t(n) * row,
+                              cudaMemcpyHostToDevice, stream),
               doing);
         repack({stream, false}, w.type, staging.as<uint8_t>(), out.matrices[i], int(first), int(n));
         check(cudaGetLastError(), doing);

@@ -1,4 +1,5 @@
-// The weights of one graph on the device: matrices and lookup tables in planes (kernels/args.h), vectors in f32.
+// The weights of one graph on the device: matrices and lookup tables in planes (kernels/args.h), vectors in
+// f32.
 #pragma once
 #include <functional>
 #include <vector>
@@ -11,8 +12,8 @@
 namespace kvasir::cuda {
 
 struct DeviceWeights {
-  std::vector<MatrixView> matrices;    // by weight; form kNone when no op uses it as one
-  std::vector<const float*> vectors;   // by weight; null when no op uses it as one
+  std::vector<MatrixView> matrices;   // by weight; form kNone when no op uses it as one
+  std::vector<const float*> vectors;  // by weight; null when no op uses it as one
   std::vector<Memory> memory;
 };
 

@@ -1,12 +1,17 @@
 // Attention over the paged KV cache:
-//   out[r][h] = sum_j p_j v_j,  p = softmax_j( cap(scale * q[r][h] . k_j) ),  cap(x) = c * tanh(x / c) when c > 0
-// over the keys j visible to row r: pos_j <= pos_r, pos_j >= first_pos, and (window == 0 or pos_r - pos_j < window). Query head
-// h reads KV head h / (n_head / n_kv). A page is read exactly or encoded as graph::reads_exact says.
+//   out[r][h] = sum_j p_j v_j,  p = softmax_j( cap(scale * q[r][h] . k_j) ),  cap(x) = c * tanh(x / c) when c
+//   > 0
+// over the keys j visible to row r: pos_j <= pos_r, pos_j >= first_pos, and (window == 0 or pos_r - pos_j <
+// window). Query head h reads KV head h / (n_head / n_kv). A page is read exactly or encoded as
+// graph::reads_exact says.
 //
-// Work is split over the pages a row sees: `n_splits` parts leave (max, sum, weighted values) each, which merge in order. The
-// number of parts is a constant of the launch; how many have work is read from the step on the device.
-// Bound: decode reads every visible K and V once per KV head; prefill costs 4 * head_dim * visible pairs flops a head.
+// Work is split over the pages a row sees: `n_splits` parts leave (max, sum, weighted values) each, which
+// merge in order. The number of parts is a constant of the launch; how many have work is read from the step
+// on the device. Bound: decode reads every visible K and V once per KV head; prefill costs 4 * head_dim *
+// visible pairs flops a head.
 #pragma once
+#include <functional>
+
 #include "backends/cuda/kernels/args.h"
 
 namespace kvasir::cuda {
@@ -15,23 +20,25 @@ struct AttentionArgs {
   KvView kv;
   const float* q = nullptr;          // [n_rows][n_head * head_dim], in the basis of the keys
   const float* q_shifted = nullptr;  // for pages from keep_pages on of a sequence with a shift
+  float* out = nullptr;              // [n_rows][n_head * head_dim], in the model's basis
+  QuantRows quant;                   // its int8 groups; q null: none
   float* partial = nullptr;          // [n_rows][n_head][n_splits][head_dim]
   float* partial_sums = nullptr;     // [n_rows][n_head][n_splits][2]: (max, sum)
   int n_head = 0;
   int n_rows = 0;
   int n_splits = 1;
-  int max_pages = 0;                 // that a row can see, for the parts that have work
+  int max_pages = 0;  // that a row can see, for the parts that have work
   bool output_rows = false;
   float scale = 1, softcap = 0;
 };
 
 // Parts for that many rows: enough blocks to fill the device.
 int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, bool flash);
-// True when the fast kernel (f16 tiles on the matrix units) takes this cache; the other one works in f32 and takes every one.
+// True when the fast kernel (f16 tiles on the matrix units) takes this cache; the other one works in f32 and
+// takes every one.
 bool has_flash(const KvView& kv);
-void attend(const Launch& how, const AttentionArgs& args, const StepView& step, bool flash);
-// Merges the parts into out [n_rows][n_head * head_dim], out of the values' basis, and its int8 groups (q null: none).
-void merge_attention(const Launch& how, const AttentionArgs& args, float* out, const QuantRows& quant);
+// Leaves the merged rows in args.out and args.quant; two launches, `second` is asked for the other one.
+void attend(const Launch& how, const AttentionArgs& args, const StepView& step, bool flash,
+            const std::function<Launch()>& second);
 
 }  // namespace kvasir::cuda
-

@@ -25,7 +25,8 @@ __device__ __forceinline__ const graph::Row& row_of(const AttentionArgs& a, cons
   return step.rows[a.output_rows ? step.out_rows[r] : r];
 }
 
-// M = 16 WM columns; WM x WD warps: a warp's products are 16 columns by a WD-th of the keys, then of the head.
+// M = 16 WM columns; WM x WD warps: a warp's products are 16 columns by a WD-th of the keys, then of the
+// head.
 template <int D, int WM, int WD>
 struct Block {
   static constexpr int M = 16 * WM, kThreads = 32 * WM * WD, kTiles = D / WD / 8;
@@ -37,14 +38,29 @@ struct Block {
   LevelBytes k_levels, v_levels;
   float acc[kTiles][4], largest[2], sum[2];
 
+  // Few rows: one row a tile.
+  __device__ int row_of_column(int c) const { return WM == 1 ? (c < tile.heads ? 0 : 1) : c / tile.heads; }
+
   __device__ void load_queries(int begin, int end, bool shifted) {
     const float* q = shifted ? a.q_shifted : a.q;
-    for (int i = int(threadIdx.x); i < M * (D / 2); i += kThreads) {
-      const int c = i / (D / 2), x = i % (D / 2) * 2, r = tile.first_row + c / tile.heads;
-      float2 v = {0, 0};
-      if (r >= begin && r < end)
-        v = *reinterpret_cast<const float2*>(q + (int64_t(r) * a.n_head + tile.first_head + c % tile.heads) * D + x);
-      *reinterpret_cast<__half2*>(&shared.q[c][x]) = __floats2half2_rn(v.x, v.y);
+    constexpr int kEach = M * (D / 4) / kThreads, kBatch = kEach < 8 ? kEach : 8;
+    for (int first = 0; first < kEach; first += kBatch) {  // a batch of loads in flight at a time
+      float4 v[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = (first + j) * kThreads + int(threadIdx.x), c = i / (D / 4), x = i % (D / 4) * 4;
+        const int local = row_of_column(c), r = tile.first_row + local;
+        v[j] = {0, 0, 0, 0};
+        if (r >= begin && r < end)
+          v[j] = *reinterpret_cast<const float4*>(
+              q + (int64_t(r) * a.n_head + tile.first_head + c - local * tile.heads) * D + x);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = (first + j) * kThreads + int(threadIdx.x), c = i / (D / 4), x = i % (D / 4) * 4;
+        const __half2 h[2] = {__floats2half2_rn(v[j].x, v[j].y), __floats2half2_rn(v[j].z, v[j].w)};
+        *reinterpret_cast<uint2*>(&shared.q[c][x]) = *reinterpret_cast<const uint2*>(h);
+      }
     }
   }
 
@@ -52,7 +68,7 @@ struct Block {
     constexpr int kKeys = kPage / WD, kPairs = kKeys / 16;
     float s[kPairs * 2][4] = {};
     const int key0 = warp_d * kKeys;
-#pragma unroll 8
+#pragma unroll 4
     for (int k = 0; k < D / 16; ++k) {
       uint32_t q[4];
       load_tiles(q, &shared.q[warp_m * 16 + lane % 16][k * 16 + lane / 16 * 8]);
@@ -72,8 +88,18 @@ struct Block {
     }
   }
 
-  // Probabilities of this warp's 16 columns as left operands, four tiles of 16 keys. [low, high): keys of the page that
-  // column half i sees.
+  // scale and soft cap, where there is one, in place; apart from softmax(), whose code every step fetches
+  // anew.
+  __device__ void cap_scores() {
+#pragma unroll 1
+    for (int i = int(threadIdx.x); i < M * kPage; i += kThreads) {
+      float& s = shared.score[i / kPage][i % kPage];
+      s = a.softcap * tanhf(s * a.scale / a.softcap) / a.scale;
+    }
+  }
+
+  // Probabilities of this warp's 16 columns as left operands, four tiles of 16 keys. [low, high): keys of the
+  // page that column half i sees.
   __device__ void softmax(const int (&low)[2], const int (&high)[2], uint32_t (&p)[4][4]) {
     float s[2][16];
 #pragma unroll
@@ -87,7 +113,6 @@ struct Block {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float x = (e ? v.y : v.x) * a.scale;
-          if (a.softcap > 0) x = a.softcap * tanhf(x / a.softcap);
           x = key + e >= low[i] && key + e < high[i] ? x : -INFINITY;
           s[i][2 * j + e] = x;
           most = fmaxf(most, x);
@@ -140,20 +165,21 @@ struct Block {
   __device__ void segment(int begin, int end) {
     const graph::Row first_row = row_of(a, step, begin), last_row = row_of(a, step, end - 1);
     const SequenceInfo seq = step.sequences[first_row.seq];
-    const int oldest = first_visible(a.kv, seq, first_row.pos), newest = last_row.pos, query_page = newest / kPage;
+    const int oldest = first_visible(a.kv, seq, first_row.pos), newest = last_row.pos,
+              query_page = newest / kPage;
     const PageRange range = split_pages(oldest, newest, int(blockIdx.x), a.n_splits);
     int pos[2], first[2];  // of this lane's two columns; nothing is visible to the others
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int r = tile.first_row + (warp_m * 16 + lane / 4 + 8 * i) / tile.heads;
+      const int r = tile.first_row + row_of_column(warp_m * 16 + lane / 4 + 8 * i);
       const bool mine = r >= begin && r < end;
       pos[i] = mine ? row_of(a, step, r).pos : -1;
       first[i] = mine ? first_visible(a.kv, seq, pos[i]) : 0;
     }
     const auto load = [&](int page, int side) {
       const int low = max(0, oldest - page * kPage), high = min(kPage, newest + 1 - page * kPage);
-      load_tile<D, kThreads>(find_region(a.kv, step, first_row.seq, query_page, page, kv_head, side), low, high,
-                             side ? v_levels : k_levels, side ? &shared.v[0][0] : &shared.k[0][0]);
+      load_tile<D, kThreads>(find_region(a.kv, step, first_row.seq, query_page, page, kv_head, side), low,
+                             high, side ? v_levels : k_levels, side ? &shared.v[0][0] : &shared.k[0][0]);
       commit_copies();
     };
     int base = -1;
@@ -168,6 +194,10 @@ struct Block {
       __syncthreads();
       multiply_keys();
       __syncthreads();
+      if (a.softcap > 0) {
+        cap_scores();
+        __syncthreads();
+      }
       if (page + 1 < range.end)
         load(page + 1, 0);
       else
@@ -187,9 +217,10 @@ struct Block {
   __device__ void store() {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int c = warp_m * 16 + lane / 4 + 8 * i, r = tile.first_row + c / tile.heads;
-      if (r >= tile.first_row + tile.n_rows) continue;
-      const int64_t part = (int64_t(r) * a.n_head + tile.first_head + c % tile.heads) * a.n_splits + blockIdx.x;
+      const int c = warp_m * 16 + lane / 4 + 8 * i, local = row_of_column(c), r = tile.first_row + local;
+      if (local >= tile.n_rows) continue;
+      const int64_t part =
+          (int64_t(r) * a.n_head + tile.first_head + c - local * tile.heads) * a.n_splits + blockIdx.x;
       if (lane % 4 == 0 && warp_d == 0) {
         a.partial_sums[2 * part] = largest[i];
         a.partial_sums[2 * part + 1] = sum[i];
@@ -197,18 +228,21 @@ struct Block {
       if (sum[i] == 0) continue;
       float* to = a.partial + part * D + warp_d * (D / WD) + lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) *reinterpret_cast<float2*>(to + n * 8) = {acc[n][2 * i], acc[n][2 * i + 1]};
+      for (int n = 0; n < kTiles; ++n)
+        *reinterpret_cast<float2*>(to + n * 8) = {acc[n][2 * i], acc[n][2 * i + 1]};
     }
   }
 };
 
 template <int D, int WM, int WD>
-__global__ void __launch_bounds__(32 * WM * WD) flash_kernel(const __grid_constant__ AttentionArgs a, StepView step,
-                                                             int heads, int head_tiles, int rows_each) {
+__global__ void __launch_bounds__(32 * WM * WD)
+    flash_kernel(const __grid_constant__ AttentionArgs a, StepView step, int heads, int head_tiles,
+                 int rows_each) {
   extern __shared__ __align__(16) uint8_t memory[];
   let_next_start();
   wait_for_inputs();
-  const int group = a.n_head / a.kv.n_kv, head_tile = int(blockIdx.y) % head_tiles, warp = int(threadIdx.x) / 32;
+  const int group = a.n_head / a.kv.n_kv, head_tile = int(blockIdx.y) % head_tiles,
+            warp = int(threadIdx.x) / 32;
   Block<D, WM, WD> block{a, step, *reinterpret_cast<Shared<D, 16 * WM>*>(memory)};
   block.kv_head = int(blockIdx.y) / head_tiles;
   block.tile.heads = min(heads, group - head_tile * heads);
@@ -230,7 +264,9 @@ __global__ void __launch_bounds__(32 * WM * WD) flash_kernel(const __grid_consta
   for (int begin = block.tile.first_row; begin < end;) {
     const graph::Row head = row_of(a, step, begin);
     int next = begin + 1;
-    while (next < end && row_of(a, step, next).seq == head.seq && row_of(a, step, next).pos / kPage == head.pos / kPage) ++next;
+    while (next < end && row_of(a, step, next).seq == head.seq &&
+           row_of(a, step, next).pos / kPage == head.pos / kPage)
+      ++next;
     block.segment(begin, next);
     begin = next;
   }
@@ -262,11 +298,16 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
 
 void attend_flash(const Launch& how, const AttentionArgs& args, const StepView& step) {
   switch (args.kv.head_dim) {
-    case 64: return run<64>(how, args, step);
-    case 128: return run<128>(how, args, step);
-    case 256: return run<256>(how, args, step);
-    case 512: return run<512>(how, args, step);
-    default: return;
+    case 64:
+      return run<64>(how, args, step);
+    case 128:
+      return run<128>(how, args, step);
+    case 256:
+      return run<256>(how, args, step);
+    case 512:
+      return run<512>(how, args, step);
+    default:
+      return;
   }
 }
 

@@ -13,8 +13,8 @@ struct Region {
   KvForm form;  // kF16 for an exact page
 };
 
-__device__ __forceinline__ Region find_region(const KvView& kv, const StepView& step, int seq, int query_page, int page,
-                                              int head, int side) {
+__device__ __forceinline__ Region find_region(const KvView& kv, const StepView& step, int seq, int query_page,
+                                              int page, int head, int side) {
   const KvForm form = side ? kv.v_form : kv.k_form;
   const int32_t* tables = step.tables + (int64_t(seq) * 4 + (kv.window > 0 ? 2 : 0)) * step.table_stride;
   const bool exact = page == query_page || page < kv.exact_first || query_page - page <= kv.exact_last;
@@ -23,8 +23,9 @@ __device__ __forceinline__ Region find_region(const KvView& kv, const StepView& 
     if (index >= 0) {
       const int64_t one = int64_t(kPage) * kv.head_dim * 2;
       const int64_t k = open_page(kv.k_form) ? one : 0, v = open_page(kv.v_form) ? one : 0;
-      const uint8_t* base = index < kv.n_exact ? kv.exact + index * kv.exact_page_bytes
-                                               : kv.step_exact + int64_t(index - kv.n_exact) * kv.exact_page_bytes;
+      const uint8_t* base = index < kv.n_exact
+                                ? kv.exact + index * kv.exact_page_bytes
+                                : kv.step_exact + int64_t(index - kv.n_exact) * kv.exact_page_bytes;
       return {base + head * (k + v) + (side ? k : 0), KvForm::kF16};
     }
   }
@@ -35,14 +36,19 @@ __device__ __forceinline__ Region find_region(const KvView& kv, const StepView& 
 __device__ inline float region_value(const Region& from, int d, int token, int i) {
   const int64_t at = int64_t(token) * d + i;
   switch (from.form) {
-    case KvForm::kF32: return reinterpret_cast<const float*>(from.data)[at];
-    case KvForm::kF16: return __half2float(reinterpret_cast<const __half*>(from.data)[at]);
-    case KvForm::kBf16: return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(from.data)[at]) << 16);
+    case KvForm::kF32:
+      return reinterpret_cast<const float*>(from.data)[at];
+    case KvForm::kF16:
+      return __half2float(reinterpret_cast<const __half*>(from.data)[at]);
+    case KvForm::kBf16:
+      return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(from.data)[at]) << 16);
     case KvForm::kQ8_0: {
       const __half* scales = reinterpret_cast<const __half*>(from.data + int64_t(kPage) * d);
-      return __half2float(scales[token * (d / 32) + i / 32]) * float(reinterpret_cast<const int8_t*>(from.data)[at]);
+      return __half2float(scales[token * (d / 32) + i / 32]) *
+             float(reinterpret_cast<const int8_t*>(from.data)[at]);
     }
-    default: break;
+    default:
+      break;
   }
   const int b = from.form == KvForm::kTbq2H ? 2 : from.form == KvForm::kTbq3H ? 3 : 4;
   const uint8_t* row = from.data + int64_t(token) * (d / 8 * b);
@@ -50,7 +56,8 @@ __device__ inline float region_value(const Region& from, int d, int token, int i
   const int bit = b * i;
   uint32_t bits = row[bit / 8];
   if (bit % 8 + b > 8) bits |= uint32_t(row[bit / 8 + 1]) << 8;
-  return __half2float(scales[token]) * kHeadTables.level[b - 2][size_index(d)][(bits >> (bit % 8)) & ((1 << b) - 1)];
+  return __half2float(scales[token]) *
+         kHeadTables.level[b - 2][size_index(d)][(bits >> (bit % 8)) & ((1 << b) - 1)];
 }
 
 // Pages of a row's visible keys that part `split` of `n_splits` takes: [begin, end).

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-__global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__ AttentionArgs a, StepView step) {
+__global__ void __launch_bounds__(kThreads)
+    plain_kernel(const __grid_constant__ AttentionArgs a, StepView step) {
   __shared__ float q[512], score[kPage];
   let_next_start();
   wait_for_inputs();
@@ -67,7 +68,8 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__
 
 // One head of one row a block: warps take parts in turn, then add up in order.
 template <int E>
-__global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ AttentionArgs a, float* out, QuantRows quant) {
+__global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ AttentionArgs a) {
+  const QuantRows& quant = a.quant;
   constexpr int kDim = 32 * E, kWarps = 8;
   __shared__ float sums[kWarps][kDim];
   __shared__ float weight_sum[kWarps];
@@ -80,14 +82,26 @@ __global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ Atte
   for (int s = lane; s < a.n_splits; s += 32) largest = fmaxf(largest, ms[2 * s]);
   largest = warp_max(largest);
   float acc[E] = {}, total = 0;
+#pragma unroll 4
   for (int s = warp; s < a.n_splits; s += kWarps) {
     const float sum = ms[2 * s + 1];
-    if (sum == 0) continue;
-    const float w = __expf(ms[2 * s] - largest);
+    const float w = sum == 0 ? 0.0f : __expf(ms[2 * s] - largest);
     total += w * sum;
-    const float* from = a.partial + (head * a.n_splits + s) * kDim + lane * E;
+    const float4* from =
+        reinterpret_cast<const float4*>(a.partial + (head * a.n_splits + s) * kDim + lane * E);
+    if constexpr (E >= 4) {
 #pragma unroll
-    for (int i = 0; i < E; ++i) acc[i] += w * from[i];
+      for (int i = 0; i < E / 4; ++i) {
+        const float4 v = sum == 0 ? float4{0, 0, 0, 0} : from[i];  // a part without work left nothing
+        acc[4 * i] += w * v.x, acc[4 * i + 1] += w * v.y, acc[4 * i + 2] += w * v.z,
+            acc[4 * i + 3] += w * v.w;
+      }
+    } else {
+      const float2 v =
+          sum == 0 ? float2{0, 0}
+                   : *reinterpret_cast<const float2*>(a.partial + (head * a.n_splits + s) * kDim + lane * E);
+      acc[0] += w * v.x, acc[1] += w * v.y;
+    }
   }
 #pragma unroll
   for (int i = 0; i < E; ++i) sums[warp][lane * E + i] = acc[i];
@@ -107,13 +121,8 @@ __global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ Atte
     }
     if (head_wide(a.kv.v_form)) warp_unrotate(1, acc, lane);
 #pragma unroll
-    for (int i = 0; i < E; ++i) sums[0][lane * E + i] = acc[i];
-  }
-  __syncthreads();
-  for (int g = warp; g < E; g += kWarps) {
-    const float v = sums[0][g * 32 + lane];
-    out[head * kDim + g * 32 + lane] = v;
-    if (quant.q) quantize_group(v, lane, quant.q + head * kDim + g * 32, quant.meta + head * E + g);
+    for (int i = 0; i < E; ++i) a.out[head * kDim + lane * E + i] = acc[i];
+    if (quant.q) quantize_lanes(acc, lane, quant.q + head * kDim, quant.meta + head * E);
   }
 }
 
@@ -131,21 +140,30 @@ int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, bo
   return std::clamp(kBlocks / (heads * n_rows), 1, std::max(1, max_pages));
 }
 
-void attend(const Launch& how, const AttentionArgs& args, const StepView& step, bool flash) {
-  if (flash) return attend_flash(how, args, step);
-  launch(how, dim3(unsigned(args.n_splits), unsigned(args.n_head), unsigned(args.n_rows)), dim3(kThreads), 0, plain_kernel,
-         args, step);
-}
-
-void merge_attention(const Launch& how, const AttentionArgs& args, float* out, const QuantRows& quant) {
+static void merge_attention(const Launch& how, const AttentionArgs& args) {
   const dim3 grid(unsigned(args.n_head), unsigned(args.n_rows)), block(256);
   switch (args.kv.head_dim) {
-    case 64: return launch(how, grid, block, 0, merge_kernel<2>, args, out, quant);
-    case 128: return launch(how, grid, block, 0, merge_kernel<4>, args, out, quant);
-    case 256: return launch(how, grid, block, 0, merge_kernel<8>, args, out, quant);
-    case 512: return launch(how, grid, block, 0, merge_kernel<16>, args, out, quant);
-    default: return;
+    case 64:
+      return launch(how, grid, block, 0, merge_kernel<2>, args);
+    case 128:
+      return launch(how, grid, block, 0, merge_kernel<4>, args);
+    case 256:
+      return launch(how, grid, block, 0, merge_kernel<8>, args);
+    case 512:
+      return launch(how, grid, block, 0, merge_kernel<16>, args);
+    default:
+      return;
   }
+}
+
+void attend(const Launch& how, const AttentionArgs& args, const StepView& step, bool flash,
+            const std::function<Launch()>& second) {
+  if (flash)
+    attend_flash(how, args, step);
+  else
+    launch(how, dim3(unsigned(args.n_splits), unsigned(args.n_head), unsigned(args.n_rows)), dim3(kThreads),
+           0, plain_kernel, args, step);
+  merge_attention(second(), args);
 }
 
 }  // namespace kvasir::cuda

@@ -5,13 +5,13 @@
 
 namespace kvasir::cuda {
 
-// Levels of a head-wide type as f16, split into bytes for the byte-permute unit: 8 entries (all levels of 2 and 3 bits, the
-// positive ones of 4 bits).
+// Levels of a head-wide type as f16, split into bytes for the byte-permute unit: 8 entries (all levels of 2
+// and 3 bits, the positive ones of 4 bits).
 struct LevelBytes {
   uint32_t low[2], high[2];
 };
 
-__device__ __forceinline__ LevelBytes level_bytes(KvForm form, int d) {
+__device__ __noinline__ LevelBytes level_bytes(KvForm form, int d) {
   LevelBytes out{{0, 0}, {0, 0}};
   if (!head_wide(form)) return out;
   const int b = form == KvForm::kTbq2H ? 2 : form == KvForm::kTbq3H ? 3 : 4;
@@ -26,7 +26,8 @@ __device__ __forceinline__ LevelBytes level_bytes(KvForm form, int d) {
 }
 
 // Four levels (two half2) of the selectors in the nibbles of `s`.
-__device__ __forceinline__ void select_levels(const LevelBytes& t, uint32_t s, uint32_t& first, uint32_t& second) {
+__device__ __forceinline__ void select_levels(const LevelBytes& t, uint32_t s, uint32_t& first,
+                                              uint32_t& second) {
   const uint32_t low = __byte_perm(t.low[0], t.low[1], s), high = __byte_perm(t.high[0], t.high[1], s);
   first = __byte_perm(low, high, 0x5140);
   second = __byte_perm(low, high, 0x7362);
@@ -81,23 +82,32 @@ __device__ __forceinline__ int4 expand_int8(uint2 codes, __half scale) {
   return scale_halves(out, scale);
 }
 
-// Rows [low, high) of the region into the tile (row stride D + 8); the others are zeroed, so that what no query sees cannot
-// spread a NaN. f16 rows travel asynchronously: commit and wait for them.
+// Rows [low, high) of the region into the tile (row stride D + 8); the others are zeroed, so that what no
+// query sees cannot spread a NaN. f16 rows travel asynchronously: commit and wait for them.
 template <int D, int kThreads, KvForm F>
-__device__ __forceinline__ void load_form(const Region& from, int low, int high, const LevelBytes& levels, __half* tile) {
+__device__ __forceinline__ void load_form(const Region& from, int low, int high, const LevelBytes& levels,
+                                          __half* tile) {
   constexpr int kUnits = kPage * D / 8, kEach = kUnits / kThreads, kBatch = kEach < 8 ? kEach : 8;
   static_assert(kUnits % kThreads == 0 && kEach % kBatch == 0);
   constexpr int b = F == KvForm::kTbq2H ? 2 : F == KvForm::kTbq3H ? 3 : 4;
+  if constexpr (F == KvForm::kF16) {
+#pragma unroll 2
+    for (int unit = int(threadIdx.x); unit < kUnits; unit += kThreads) {
+      const int row = unit / (D / 8), column = unit % (D / 8);
+      copy_async(tile + row * (D + 8) + column * 8, from.data + int64_t(unit) * 16, row >= low && row < high);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int first = 0; first < kEach; first += kBatch) {
     uint2 raw[kBatch];
     __half scale[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8), column = unit % (D / 8);
+      const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
+                column = unit % (D / 8);
       const bool valid = row >= low && row < high;
-      if constexpr (F == KvForm::kF16) {
-        copy_async(tile + row * (D + 8) + column * 8, from.data + int64_t(unit) * 16, valid);
-      } else if constexpr (F == KvForm::kQ8_0) {
+      if constexpr (F == KvForm::kQ8_0) {
         raw[i] = reinterpret_cast<const uint2*>(from.data)[unit];
         scale[i] = reinterpret_cast<const __half*>(from.data + kPage * D)[row * (D / 32) + column / 4];
         if (!valid) raw[i] = {0, 0}, scale[i] = __ushort_as_half(0);
@@ -114,30 +124,37 @@ __device__ __forceinline__ void load_form(const Region& from, int low, int high,
         if (!valid) raw[i].x = 0, scale[i] = __ushort_as_half(0);
       }
     }
-    if constexpr (F != KvForm::kF16) {
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8), column = unit % (D / 8);
-        int4 v;
-        if constexpr (F == KvForm::kQ8_0)
-          v = expand_int8(raw[i], scale[i]);
-        else
-          v = scale_halves(expand_codes<b>(levels, raw[i].x), scale[i]);
-        *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
-      }
+    for (int i = 0; i < kBatch; ++i) {
+      const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
+                column = unit % (D / 8);
+      int4 v;
+      if constexpr (F == KvForm::kQ8_0)
+        v = expand_int8(raw[i], scale[i]);
+      else
+        v = scale_halves(expand_codes<b>(levels, raw[i].x), scale[i]);
+      *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
     }
   }
 }
 
+// Not inlined: a decode step fetches all of its code from memory once, so code is as dear as data.
 template <int D, int kThreads>
-__device__ __forceinline__ void load_tile(const Region& from, int low, int high, const LevelBytes& levels, __half* tile) {
+__device__ __noinline__ void load_tile(const Region& from, int low, int high, const LevelBytes& levels,
+                                       __half* tile) {
   switch (from.form) {
-    case KvForm::kF16: return load_form<D, kThreads, KvForm::kF16>(from, low, high, levels, tile);
-    case KvForm::kQ8_0: return load_form<D, kThreads, KvForm::kQ8_0>(from, low, high, levels, tile);
-    case KvForm::kTbq2H: return load_form<D, kThreads, KvForm::kTbq2H>(from, low, high, levels, tile);
-    case KvForm::kTbq3H: return load_form<D, kThreads, KvForm::kTbq3H>(from, low, high, levels, tile);
-    case KvForm::kTbq4H: return load_form<D, kThreads, KvForm::kTbq4H>(from, low, high, levels, tile);
-    default: return;
+    case KvForm::kF16:
+      return load_form<D, kThreads, KvForm::kF16>(from, low, high, levels, tile);
+    case KvForm::kQ8_0:
+      return load_form<D, kThreads, KvForm::kQ8_0>(from, low, high, levels, tile);
+    case KvForm::kTbq2H:
+      return load_form<D, kThreads, KvForm::kTbq2H>(from, low, high, levels, tile);
+    case KvForm::kTbq3H:
+      return load_form<D, kThreads, KvForm::kTbq3H>(from, low, high, levels, tile);
+    case KvForm::kTbq4H:
+      return load_form<D, kThreads, KvForm::kTbq4H>(from, low, high, levels, tile);
+    default:
+      return;
   }
 }
 

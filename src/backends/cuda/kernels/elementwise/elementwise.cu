@@ -11,12 +11,19 @@ __global__ void norm_kernel(NormArgs a) {
   extern __shared__ float row[];
   __shared__ float scratch[33];
   let_next_start();
+  float* residual = row + a.n;
   const int n = a.n, threads = int(blockDim.x), t = int(threadIdx.x);
   const int64_t at = int64_t(blockIdx.x) * n;
+  for (int i = 32 * t; i < n; i += 32 * threads) {  // a line of each weight, while the inputs are made
+    if (a.w) asm volatile("prefetch.global.L1 [%0];" ::"l"(a.w + i));
+    if (a.second) asm volatile("prefetch.global.L1 [%0];" ::"l"(a.w_second + i));
+  }
   wait_for_inputs();
   float sum = 0;
   for (int i = 4 * t; i < n; i += 4 * threads) {
     const float4 v = *reinterpret_cast<const float4*>(a.x + at + i);
+    if (a.residual)
+      *reinterpret_cast<float4*>(residual + i) = *reinterpret_cast<const float4*>(a.residual + at + i);
     *reinterpret_cast<float4*>(row + i) = v;
     sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
   }
@@ -30,7 +37,7 @@ __global__ void norm_kernel(NormArgs a) {
       v = {v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w};
     }
     if (a.residual) {
-      const float4 r = *reinterpret_cast<const float4*>(a.residual + at + i);
+      const float4 r = *reinterpret_cast<const float4*>(residual + i);
       v = {v.x + r.x, v.y + r.y, v.z + r.z, v.w + r.w};
     }
     v = {v.x * a.scale, v.y * a.scale, v.z * a.scale, v.w * a.scale};
@@ -43,7 +50,8 @@ __global__ void norm_kernel(NormArgs a) {
     for (int i = 4 * t; i < n; i += 4 * threads) {
       float4 v = *reinterpret_cast<const float4*>(row + i);
       const float4 w = *reinterpret_cast<const float4*>(a.w_second + i);
-      v = {v.x * inverse_second * w.x, v.y * inverse_second * w.y, v.z * inverse_second * w.z, v.w * inverse_second * w.w};
+      v = {v.x * inverse_second * w.x, v.y * inverse_second * w.y, v.z * inverse_second * w.z,
+           v.w * inverse_second * w.w};
       *reinterpret_cast<float4*>(row + i) = v;
       *reinterpret_cast<float4*>(a.second + at + i) = v;
     }
@@ -51,16 +59,32 @@ __global__ void norm_kernel(NormArgs a) {
   if (!a.quant.q) return;
   __syncthreads();
   const int lane = t % 32;
-  for (int g = t / 32; g < n / 32; g += threads / 32)
-    quantize_group(row[g * 32 + lane], lane, a.quant.q + at + g * 32, a.quant.meta + at / 32 + g);
+  for (int first = t / 32 * 128; first < n; first += threads * 4) {
+    float v[4] = {};
+    if (first + 4 * lane < n) {
+      const float4 x = *reinterpret_cast<const float4*>(row + first + 4 * lane);
+      v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+    }
+    if (first + 128 <= n)
+      quantize_lanes(v, lane, a.quant.q + at + first, a.quant.meta + (at + first) / 32);
+    else  // the last groups of a row, one at a time
+      for (int g = first; g < n; g += 32)
+        quantize_group(row[g + lane], lane, a.quant.q + at + g, a.quant.meta + (at + g) / 32);
+  }
 }
 
 __global__ void quantize_kernel(const float* x, int64_t n_groups, QuantRows out) {
   let_next_start();
   wait_for_inputs();
-  const int64_t g = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  const int64_t g = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32 * 4;
   const int lane = int(threadIdx.x) % 32;
-  if (g < n_groups) quantize_group(x[g * 32 + lane], lane, out.q + g * 32, out.meta + g);
+  if (g + 4 <= n_groups) {
+    const float4 f = *reinterpret_cast<const float4*>(x + g * 32 + 4 * lane);
+    const float v[4] = {f.x, f.y, f.z, f.w};
+    quantize_lanes(v, lane, out.q + g * 32, out.meta + g);
+    return;
+  }
+  for (int64_t i = g; i < n_groups; ++i) quantize_group(x[i * 32 + lane], lane, out.q + i * 32, out.meta + i);
 }
 
 __global__ void half_kernel(const float* x, int n, __half* y, float* scale) {
@@ -82,7 +106,8 @@ __global__ void half_kernel(const float* x, int n, __half* y, float* scale) {
   if (t == 0) scale[blockIdx.x] = s;
   for (int i = 4 * t; i < n; i += 4 * threads) {
     const float4 v = *reinterpret_cast<const float4*>(x + at + i);
-    const __half2 h[2] = {__floats2half2_rn(v.x * inverse, v.y * inverse), __floats2half2_rn(v.z * inverse, v.w * inverse)};
+    const __half2 h[2] = {__floats2half2_rn(v.x * inverse, v.y * inverse),
+                          __floats2half2_rn(v.z * inverse, v.w * inverse)};
     *reinterpret_cast<uint2*>(y + at + i) = *reinterpret_cast<const uint2*>(h);
   }
 }
@@ -115,12 +140,13 @@ __global__ void rope_table_kernel(RopeTableArgs a, StepView step) {
 
 void norm_rows(const Launch& how, const NormArgs& args, int n_rows) {
   const int threads = std::clamp((args.n / 4 + 31) / 32 * 32, 64, 512);
-  launch(how, dim3(unsigned(n_rows)), dim3(unsigned(threads)), size_t(args.n) * sizeof(float), norm_kernel, args);
+  launch(how, dim3(unsigned(n_rows)), dim3(unsigned(threads)), size_t(args.n) * 2 * sizeof(float),
+         norm_kernel, args);
 }
 
 void quantize_rows(const Launch& how, const float* x, int n, int n_rows, const QuantRows& out) {
   const int64_t groups = int64_t(n) * n_rows / 32;
-  launch(how, dim3(unsigned((groups + 3) / 4)), dim3(128), 0, quantize_kernel, x, groups, out);
+  launch(how, dim3(unsigned((groups + 15) / 16)), dim3(128), 0, quantize_kernel, x, groups, out);
 }
 
 void half_rows(const Launch& how, const float* x, int n, int n_rows, uint16_t* y, float* scale) {
@@ -128,12 +154,12 @@ void half_rows(const Launch& how, const float* x, int n, int n_rows, uint16_t* y
 }
 
 void select_rows(const Launch& how, const float* x, const StepView& step, int n, int n_out, float* out) {
-  launch(how, dim3(unsigned((n / 4 + 127) / 128), unsigned(n_out)), dim3(128), 0, select_kernel, x, step, n, out);
+  launch(how, dim3(unsigned((n / 4 + 127) / 128), unsigned(n_out)), dim3(128), 0, select_kernel, x, step, n,
+         out);
 }
 
 void fill_rope_table(const Launch& how, const RopeTableArgs& args, const StepView& step, int n_rows) {
-  if (args.n_pairs > 0)
-    launch(how, dim3(unsigned(n_rows), 2), dim3(128), 0, rope_table_kernel, args, step);
+  if (args.n_pairs > 0) launch(how, dim3(unsigned(n_rows), 2), dim3(128), 0, rope_table_kernel, args, step);
 }
 
 }  // namespace kvasir::cuda

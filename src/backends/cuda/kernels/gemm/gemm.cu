@@ -6,7 +6,8 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr int kThreads = 256, kDepth = 32, kStride = kDepth + 8;  // padded rows: ldmatrix without bank conflicts
+constexpr int kThreads = 256, kDepth = 32,
+              kStride = kDepth + 8;  // padded rows: ldmatrix without bank conflicts
 constexpr int kStages = 4;
 
 template <int BM, int BN>
@@ -67,7 +68,8 @@ __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ 
     for (int k = 0; k < kDepth; k += 16) {
       uint32_t x[kRowTiles][4];
 #pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) load_tiles(x[i], &shared.x[stage][warp_row + i * 16 + lane % 16][k + lane / 16 * 8]);
+      for (int i = 0; i < kRowTiles; ++i)
+        load_tiles(x[i], &shared.x[stage][warp_row + i * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
       for (int j = 0; j < kColumnTiles; j += 2) {
         uint32_t w[4];
@@ -94,14 +96,16 @@ template <int BM, int BN>
 void run(const Launch& how, const GemmArgs& args) {
   constexpr size_t kBytes = sizeof(Shared<BM, BN>);
   cudaFuncSetAttribute(gemm_kernel<BM, BN>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
-  launch(how, dim3(unsigned((args.n_rows + BM - 1) / BM), unsigned((args.n_out + BN - 1) / BN)), dim3(kThreads), kBytes,
-         gemm_kernel<BM, BN>, args);
+  launch(how, dim3(unsigned((args.n_rows + BM - 1) / BM), unsigned((args.n_out + BN - 1) / BN)),
+         dim3(kThreads), kBytes, gemm_kernel<BM, BN>, args);
 }
 
 }  // namespace
 
 void gemm(const Launch& how, const GemmArgs& args) {
-  const auto blocks = [&](int bm, int bn) { return ((args.n_rows + bm - 1) / bm) * ((args.n_out + bn - 1) / bn); };
+  const auto blocks = [&](int bm, int bn) {
+    return ((args.n_rows + bm - 1) / bm) * ((args.n_out + bn - 1) / bn);
+  };
   if (blocks(128, 128) >= 132)
     run<128, 128>(how, args);
   else if (blocks(128, 64) >= 100)

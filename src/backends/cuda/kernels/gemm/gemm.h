@@ -1,5 +1,5 @@
-// Matrices times many rows (prompts): y = act(scale[row] * w . x) * mul + residual, x and w in f16, sums in f32, on the matrix
-// units. Bound: 2 * n_in * n_out * rows flops.
+// Matrices times many rows (prompts): y = act(scale[row] * w . x) * mul + residual, x and w in f16, sums in
+// f32, on the matrix units. Bound: 2 * n_in * n_out * rows flops.
 #pragma once
 #include "backends/cuda/kernels/args.h"
 

@@ -1,5 +1,5 @@
-// The head-wide types' constants on the device: signs of the rotation, levels and midpoints, from the same headers as the
-// scalar codec; and the rotation itself by a warp.
+// The head-wide types' constants on the device: signs of the rotation, levels and midpoints, from the same
+// headers as the scalar codec; and the rotation itself by a warp.
 #pragma once
 #include "backends/cuda/kernels/common.cuh"
 #include "formats/tbq_h.h"
@@ -7,8 +7,8 @@
 namespace kvasir::cuda {
 
 struct HeadTables {
-  uint32_t signs[2][16];          // keys, values: bit i % 32 of word i / 32
-  float level[3][4][16];          // bits - 2, head size 64 128 256 512
+  uint32_t signs[2][16];  // keys, values: bit i % 32 of word i / 32
+  float level[3][4][16];  // bits - 2, head size 64 128 256 512
   float midpoint[3][4][16];
 };
 
@@ -49,7 +49,8 @@ __device__ __forceinline__ float flip_sign(int side, int i, float v) {
   return __uint_as_float(__float_as_uint(v) ^ (((kHeadTables.signs[side][i / 32] >> (i % 32)) & 1u) << 31));
 }
 
-// H_d x / sqrt(d) of a head spread over a warp: lane l holds values l * E .. l * E + E - 1. Adds in the scalar codec's order.
+// H_d x / sqrt(d) of a head spread over a warp: lane l holds values l * E .. l * E + E - 1. Adds in the
+// scalar codec's order.
 template <int E>
 __device__ __forceinline__ void warp_hadamard(float (&x)[E], int lane) {
 #pragma unroll
@@ -69,7 +70,10 @@ __device__ __forceinline__ void warp_hadamard(float (&x)[E], int lane) {
       const float other = __shfl_xor_sync(~0u, x[i], o);
       x[i] = (lane & o) ? __fsub_rn(other, x[i]) : __fadd_rn(x[i], other);
     }
-  constexpr float kNorm = E == 2 ? 0.125f : E == 4 ? 0.08838834764831845f : E == 8 ? 0.0625f : 0.04419417382415922f;
+  constexpr float kNorm = E == 2   ? 0.125f
+                          : E == 4 ? 0.08838834764831845f
+                          : E == 8 ? 0.0625f
+                                   : 0.04419417382415922f;
 #pragma unroll
   for (int i = 0; i < E; ++i) x[i] = __fmul_rn(x[i], kNorm);
 }

@@ -68,7 +68,8 @@ __device__ void encode_head_wide(const __half* x, int d, int token, uint8_t* to,
     levels = __fadd_rn(levels, __fmul_rn(level[code], level[code]));
   }
   const float exact = __fdiv_rn(fold(products), fold(levels));
-  const __half scale = mean == 0 ? __float2half_rn(0.0f) : __float2half_rn(fminf(fmaxf(exact, -65504.0f), 65504.0f));
+  const __half scale =
+      mean == 0 ? __float2half_rn(0.0f) : __float2half_rn(fminf(fmaxf(exact, -65504.0f), 65504.0f));
   const bool zero = __half_as_ushort(scale) == 0;
   __syncwarp();
   for (int g = lane; g < d / 8; g += 32) {
@@ -84,18 +85,25 @@ __device__ void encode_head_wide(const __half* x, int d, int token, uint8_t* to,
 }
 
 // Row `token` of one head and side by a warp; `codes`: 512 bytes of shared memory.
-__device__ void encode_row(KvForm form, const __half* x, int d, int token, uint8_t* to, int lane, uint8_t* codes) {
+__device__ void encode_row(KvForm form, const __half* x, int d, int token, uint8_t* to, int lane,
+                           uint8_t* codes) {
   switch (form) {
-    case KvForm::kQ8_0: return encode_q8_0(x, d, token, to, lane);
-    case KvForm::kTbq2H: return encode_head_wide<2>(x, d, token, to, lane, codes);
-    case KvForm::kTbq3H: return encode_head_wide<3>(x, d, token, to, lane, codes);
-    case KvForm::kTbq4H: return encode_head_wide<4>(x, d, token, to, lane, codes);
-    default: return;
+    case KvForm::kQ8_0:
+      return encode_q8_0(x, d, token, to, lane);
+    case KvForm::kTbq2H:
+      return encode_head_wide<2>(x, d, token, to, lane, codes);
+    case KvForm::kTbq3H:
+      return encode_head_wide<3>(x, d, token, to, lane, codes);
+    case KvForm::kTbq4H:
+      return encode_head_wide<4>(x, d, token, to, lane, codes);
+    default:
+      return;
   }
 }
 
 template <int E>
-__device__ void store_head(const HeadArgs& a, const StepView& step, int side, int head, int r, float (&x)[E], int lane) {
+__device__ void store_head(const HeadArgs& a, const StepView& step, int side, int head, int r, float (&x)[E],
+                           int lane) {
   constexpr int kDim = 32 * E;
   const KvView& kv = a.kv;
   const graph::Row row = step.rows[r];
@@ -119,8 +127,10 @@ __device__ void store_head(const HeadArgs& a, const StepView& step, int side, in
       }
     }
   } else {
-    __half* to = form == KvForm::kF16 ? reinterpret_cast<__half*>(region(kv, table(step, kv, row.seq, false)[page], head, side))
-                                      : exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
+    __half* to =
+        form == KvForm::kF16
+            ? reinterpret_cast<__half*>(region(kv, table(step, kv, row.seq, false)[page], head, side))
+            : exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
 #pragma unroll
     for (int i = 0; i < E; ++i) {
       const __half h = __float2half_rn(x[i]);
@@ -132,7 +142,8 @@ __device__ void store_head(const HeadArgs& a, const StepView& step, int side, in
 }
 
 template <int E>
-__device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& step, int r, int head, int lane, float* smem) {
+__device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& step, int r, int head,
+                        int lane, float* smem) {
   constexpr int kDim = 32 * E;
   const int step_row = job.output_rows ? step.out_rows[r] : r;
   const graph::Row row = step.rows[step_row];
@@ -148,7 +159,8 @@ __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& s
   if (job.norm) {
     const float inverse = 1.0f / sqrtf(warp_sum(sum) / float(kDim) + job.eps);
 #pragma unroll
-    for (int i = 0; i < E; ++i) x[i] = (job.w ? x[i] * inverse * job.w[lane * E + i] : x[i] * inverse) * job.scale;
+    for (int i = 0; i < E; ++i)
+      x[i] = (job.w ? x[i] * inverse * job.w[lane * E + i] : x[i] * inverse) * job.scale;
   }
   const bool query = job.side < 0 && job.out_shifted;
   float base[E];
@@ -181,9 +193,11 @@ __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& s
   if (job.side >= 0) store_head(a, step, job.side, head, r, x, lane);
 }
 
-// kEncode: a block of 16 warps a head, the first works on the head, all encode the page it fills. Otherwise a warp a head.
+// kEncode: a block of 16 warps a head, the first works on the head, all encode the page it fills. Otherwise a
+// warp a head.
 template <int E, bool kEncode>
-__global__ void __launch_bounds__(kEncode ? 512 : 128) heads_kernel(const __grid_constant__ HeadArgs a, StepView step) {
+__global__ void __launch_bounds__(kEncode ? 512 : 128)
+    heads_kernel(const __grid_constant__ HeadArgs a, StepView step) {
   __shared__ float smem[kEncode ? 1 : 4][32 * E];
   __shared__ uint8_t codes[kEncode ? 16 : 1][32 * E];
   let_next_start();
@@ -230,7 +244,8 @@ void run(const Launch& how, const HeadArgs& args, const StepView& step, int n_ro
   if (encode)
     launch(how, dim3(unsigned(heads), unsigned(n_rows)), dim3(512), 0, heads_kernel<E, true>, args, step);
   else
-    launch(how, dim3(unsigned(heads + 3) / 4, unsigned(n_rows)), dim3(128), 0, heads_kernel<E, false>, args, step);
+    launch(how, dim3(unsigned(heads + 3) / 4, unsigned(n_rows)), dim3(128), 0, heads_kernel<E, false>, args,
+           step);
 }
 
 }  // namespace
@@ -240,11 +255,16 @@ void run_heads(const Launch& how, const HeadArgs& args, const StepView& step, in
   for (int j = 0; j < args.n_jobs; ++j) stores = stores || args.jobs[j].side >= 0;
   encode = encode && stores && (open_page(args.kv.k_form) || open_page(args.kv.v_form));
   switch (args.head_dim) {
-    case 64: return run<2>(how, args, step, n_rows, encode);
-    case 128: return run<4>(how, args, step, n_rows, encode);
-    case 256: return run<8>(how, args, step, n_rows, encode);
-    case 512: return run<16>(how, args, step, n_rows, encode);
-    default: return;
+    case 64:
+      return run<2>(how, args, step, n_rows, encode);
+    case 128:
+      return run<4>(how, args, step, n_rows, encode);
+    case 256:
+      return run<8>(how, args, step, n_rows, encode);
+    case 512:
+      return run<16>(how, args, step, n_rows, encode);
+    default:
+      return;
   }
 }
 

@@ -1,5 +1,6 @@
-// Heads: RMS norm, rotary turn, rotation into the basis of the keys' type, and the write into the KV cache. And the encoding
-// of a full page from its exact rows; bytes are the scalar codec's. Bound: one read and one write of each head.
+// Heads: RMS norm, rotary turn, rotation into the basis of the keys' type, and the write into the KV cache.
+// And the encoding of a full page from its exact rows; bytes are the scalar codec's. Bound: one read and one
+// write of each head.
 #pragma once
 #include "backends/cuda/kernels/args.h"
 
@@ -13,10 +14,10 @@ struct HeadJob {
   const float* turns = nullptr;  // of fill_rope_table, or null: no turn
   int n_pairs = 0, half = 0, max_rows = 0;
   int n_head = 0;
-  int side = -1;                 // 0: stored as keys, 1: as values
+  int side = -1;  // 0: stored as keys, 1: as values
   bool norm = false;
-  bool rotate = false;           // queries: into the basis of the keys
-  bool output_rows = false;      // rows are those whose logits are wanted
+  bool rotate = false;       // queries: into the basis of the keys
+  bool output_rows = false;  // rows are those whose logits are wanted
   float eps = 0, scale = 1;
 };
 
@@ -26,11 +27,12 @@ struct HeadArgs {
   int head_dim = 0;
   int layer = -1;
   KvView kv;
-  int32_t* fault = nullptr;  // {layer, step row} of the first value that the cache cannot hold; layer -1: none
+  int32_t* fault =
+      nullptr;  // {layer, step row} of the first value that the cache cannot hold; layer -1: none
 };
 
-// `encode`: no two rows of the step write the same page, so a page that a row fills is encoded at once. Otherwise call
-// encode_pages after it.
+// `encode`: no two rows of the step write the same page, so a page that a row fills is encoded at once.
+// Otherwise call encode_pages after it.
 void run_heads(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encode);
 // Encodes the page of every row that is the last of its page.
 void encode_pages(const Launch& how, const KvView& kv, const StepView& step, int n_rows);

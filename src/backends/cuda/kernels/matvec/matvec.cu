@@ -12,22 +12,12 @@ constexpr int kDeviceWarps = 132 * 16;  // enough loads in flight to fill the me
 
 struct Kernel {
   MatvecArgs a;
-  int split;               // warps that share one pair of rows
-  int first_pair[4];       // of each part
+  int split;          // warps that share one pair of rows
+  int first_pair[4];  // of each part
 };
 
-__device__ __forceinline__ void store(const MatvecPart& part, int r, int row, float y, float gate) {
-  if (part.w2.form != WeightForm::kNone)
-    y = gelu_tanh(y) * gate;
-  else if (part.gelu)
-    y = gelu_tanh(y);
-  if (part.mul) y *= part.mul[int64_t(r) * part.mul_stride + row];
-  if (part.residual) y += part.residual[int64_t(r) * part.n_out + row];
-  if (part.softcap > 0) y = part.softcap * tanhf(y / part.softcap);
-  part.out[int64_t(r) * part.n_out + row] = y;
-}
-
-// A pair of matrix rows a warp (or `split` warps): rows 2p and 2p + 1, or row p of both matrices of a gated pair.
+// A pair of matrix rows a warp (or `split` warps): rows 2p and 2p + 1, or row p of both matrices of a gated
+// pair.
 template <WeightForm F, int NR>
 __global__ void __launch_bounds__(kWarps * 32) matvec_kernel(const __grid_constant__ Kernel k) {
   __shared__ float shared[kWarps][2 * NR];
@@ -44,8 +34,10 @@ __global__ void __launch_bounds__(kWarps * 32) matvec_kernel(const __grid_consta
   const bool has0 = row0 < part.n_out, has1 = gated ? has0 : row0 + 1 < part.n_out;
   const MatrixView& w0 = part.w;
   const MatrixView& w1 = gated ? part.w2 : part.w;
-  const int64_t at0 = part.first_row + (has0 ? row0 : 0), at1 = part.first_row + (has1 ? (gated ? row0 : row0 + 1) : 0);
+  const int64_t at0 = part.first_row + (has0 ? row0 : 0),
+                at1 = part.first_row + (has1 ? (gated ? row0 : row0 + 1) : 0);
 
+  const InputView input{k.a.x, k.a.quant, k.a.n_in};
   float acc[2][NR];
 #pragma unroll
   for (int r = 0; r < NR; ++r) acc[0][r] = acc[1][r] = 0;
@@ -69,7 +61,7 @@ __global__ void __launch_bounds__(kWarps * 32) matvec_kernel(const __grid_consta
 #pragma unroll
       for (int r = 0; r < NR; ++r) {
         if (NR > 1 && r >= k.a.n_rows) break;
-        const UnitInput<F> x(k.a, r, unit);
+        const UnitInput<F> x(input, r, unit);
         acc[0][r] = u0[i].dot(x, acc[0][r]);
         acc[1][r] = u1[i].dot(x, acc[1][r]);
       }
@@ -96,11 +88,11 @@ __global__ void __launch_bounds__(kWarps * 32) matvec_kernel(const __grid_consta
     y1 += shared[warp + s][2 * lane + 1];
   }
   if (gated) {
-    if (has0) store(part, lane, row0, y0, y1);
+    if (has0) store_product(part, lane, row0, y0, y1);
     return;
   }
-  if (has0) store(part, lane, row0, y0, 0);
-  if (has1) store(part, lane, row0 + 1, y1, 0);
+  if (has0) store_product(part, lane, row0, y0, 0);
+  if (has1) store_product(part, lane, row0 + 1, y1, 0);
 }
 
 template <WeightForm F>
@@ -129,18 +121,30 @@ void matvec(const Launch& how, const MatvecArgs& args) {
     n_pairs += part.w2.form != WeightForm::kNone ? part.n_out : (part.n_out + 1) / 2;
   }
   switch (args.parts[0].w.form) {
-    case WeightForm::kF32: return run<WeightForm::kF32>(how, k, n_pairs);
-    case WeightForm::kF16: return run<WeightForm::kF16>(how, k, n_pairs);
-    case WeightForm::kBf16: return run<WeightForm::kBf16>(how, k, n_pairs);
-    case WeightForm::kQ8: return run<WeightForm::kQ8>(how, k, n_pairs);
-    case WeightForm::kQ4: return run<WeightForm::kQ4>(how, k, n_pairs);
-    case WeightForm::kQ4M: return run<WeightForm::kQ4M>(how, k, n_pairs);
-    case WeightForm::kQ5: return run<WeightForm::kQ5>(how, k, n_pairs);
-    case WeightForm::kQ5M: return run<WeightForm::kQ5M>(how, k, n_pairs);
-    case WeightForm::kQ4K: return run<WeightForm::kQ4K>(how, k, n_pairs);
-    case WeightForm::kQ5K: return run<WeightForm::kQ5K>(how, k, n_pairs);
-    case WeightForm::kQ6K: return run<WeightForm::kQ6K>(how, k, n_pairs);
-    case WeightForm::kNone: return;
+    case WeightForm::kF32:
+      return run<WeightForm::kF32>(how, k, n_pairs);
+    case WeightForm::kF16:
+      return run<WeightForm::kF16>(how, k, n_pairs);
+    case WeightForm::kBf16:
+      return run<WeightForm::kBf16>(how, k, n_pairs);
+    case WeightForm::kQ8:
+      return run<WeightForm::kQ8>(how, k, n_pairs);
+    case WeightForm::kQ4:
+      return run<WeightForm::kQ4>(how, k, n_pairs);
+    case WeightForm::kQ4M:
+      return run<WeightForm::kQ4M>(how, k, n_pairs);
+    case WeightForm::kQ5:
+      return run<WeightForm::kQ5>(how, k, n_pairs);
+    case WeightForm::kQ5M:
+      return run<WeightForm::kQ5M>(how, k, n_pairs);
+    case WeightForm::kQ4K:
+      return run<WeightForm::kQ4K>(how, k, n_pairs);
+    case WeightForm::kQ5K:
+      return run<WeightForm::kQ5K>(how, k, n_pairs);
+    case WeightForm::kQ6K:
+      return run<WeightForm::kQ6K>(how, k, n_pairs);
+    case WeightForm::kNone:
+      return;
   }
 }
 

@@ -1,8 +1,9 @@
-// Matrices times a few rows (decode): y = act(w . x) * mul + residual, up to three matrices of one form over the same rows, or a
-// gated pair y = act(w . x) * (w2 . x). Activations are int8 groups for quantised forms and f32 for the others.
-// Bound: the matrix is read once; bytes of w over memory bandwidth.
+// Matrices times a few rows (decode): y = act(w . x) * mul + residual, up to three matrices of one form over
+// the same rows, or a gated pair y = act(w . x) * (w2 . x). Activations are int8 groups for quantised forms
+// and f32 for the others. Bound: the matrix is read once; bytes of w over memory bandwidth.
 #pragma once
 #include "backends/cuda/kernels/args.h"
+#include "backends/cuda/kernels/elementwise/elementwise.h"
 
 namespace kvasir::cuda {
 
@@ -10,15 +11,15 @@ inline constexpr int kMaxMatvecRows = 16;
 
 struct MatvecPart {
   MatrixView w;
-  MatrixView w2;               // gated pair when its form is not kNone
-  int first_row = 0;           // rows of w from here on
+  MatrixView w2;      // gated pair when its form is not kNone
+  int first_row = 0;  // rows of w from here on
   int n_out = 0;
   float* out = nullptr;        // [n_rows][n_out]
   const float* mul = nullptr;  // [n_rows][mul_stride], or null
   int mul_stride = 0;
   const float* residual = nullptr;  // [n_rows][n_out], or null
   bool gelu = false;
-  float softcap = 0;           // > 0: cap * tanh(y / cap)
+  float softcap = 0;  // > 0: cap * tanh(y / cap)
 };
 
 struct MatvecArgs {
@@ -32,5 +33,16 @@ struct MatvecArgs {
 
 constexpr bool wants_int8(WeightForm form) { return form >= WeightForm::kQ8; }
 void matvec(const Launch& how, const MatvecArgs& args);
+
+// The same for one row, with its neighbours in the graph: every block makes the norm (or pair of norms) that
+// gives the row while its first weights are on their way, the first block stores it; and the result is left
+// as int8 groups too.
+struct FusedArgs {
+  MatvecArgs product;   // n_rows 1, an int8 form
+  NormArgs norm;        // x null: product.quant holds the row; else the row is its last output
+  QuantRows quant_out;  // of part 0, whose n_out is a multiple of 32; q null: none
+};
+inline constexpr int kMaxFusedRow = 2048;  // and a multiple of 128
+void fused_matvec(const Launch& how, const FusedArgs& args);
 
 }  // namespace kvasir::cuda

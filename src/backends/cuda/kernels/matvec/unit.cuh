@@ -1,4 +1,5 @@
-// What a lane takes of a matrix row at a time: 16 bytes of codes (q8: 16 values, 4 to 6 bits: 32, f16: 8, f32: 4).
+// What a lane takes of a matrix row at a time: 16 bytes of codes (q8: 16 values, 4 to 6 bits: 32, f16: 8,
+// f32: 4).
 #pragma once
 #include "backends/cuda/kernels/matvec/matvec.h"
 #include "backends/cuda/kernels/weights/decode.cuh"
@@ -7,6 +8,13 @@ namespace kvasir::cuda {
 
 template <WeightForm F>
 struct UnitInput;  // the activations of one unit of one row
+
+// Where activations lie: global or shared memory.
+struct InputView {
+  const float* x;
+  QuantRows quant;
+  int n_in;
+};
 
 struct IntInput {
   int x[8];
@@ -20,7 +28,7 @@ __device__ __forceinline__ int high_sum(int sums) { return sums >> 16; }
 // 4, 5 and 6-bit forms.
 template <WeightForm F>
 struct UnitInput : IntInput {
-  __device__ __forceinline__ UnitInput(const MatvecArgs& a, int row, int unit) {
+  __device__ __forceinline__ UnitInput(const InputView& a, int row, int unit) {
     const int8_t* q = a.quant.q + int64_t(row) * a.n_in + unit * 32;
     const int4 low = load4(q), high = load4(q + 16);
     const GroupMeta meta = a.quant.meta[int64_t(row) * (a.n_in / 32) + unit];
@@ -102,7 +110,8 @@ struct Unit {
       up = __dp4a(w[4 + j], x.x[4 + j], up);
     }
     if constexpr (F == WeightForm::kQ6K)
-      return acc + x.scale * (scale * float(low - 32 * low_sum(x.sums)) + scale_high * float(up - 32 * high_sum(x.sums)));
+      return acc + x.scale * (scale * float(low - 32 * low_sum(x.sums)) +
+                              scale_high * float(up - 32 * high_sum(x.sums)));
     return acc + x.scale * (scale * float(low + up) + offset * float(low_sum(x.sums) + high_sum(x.sums)));
   }
 };
@@ -111,7 +120,7 @@ template <>
 struct UnitInput<WeightForm::kQ8> {
   int4 x;
   float scale;
-  __device__ __forceinline__ UnitInput(const MatvecArgs& a, int row, int unit) {
+  __device__ __forceinline__ UnitInput(const InputView& a, int row, int unit) {
     x = load4(a.quant.q + int64_t(row) * a.n_in + unit * 16);
     scale = a.quant.meta[int64_t(row) * (a.n_in / 32) + unit / 2].scale;
   }
@@ -145,7 +154,7 @@ struct Unit<WeightForm::kQ8> {
 template <int N>
 struct FloatInput {
   float x[N];
-  __device__ __forceinline__ FloatInput(const MatvecArgs& a, int row, int unit) {
+  __device__ __forceinline__ FloatInput(const InputView& a, int row, int unit) {
     const float* p = a.x + int64_t(row) * a.n_in + unit * N;
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
@@ -203,5 +212,24 @@ template <>
 struct Unit<WeightForm::kF16> : FloatUnit<WeightForm::kF16, 8> {};
 template <>
 struct Unit<WeightForm::kBf16> : FloatUnit<WeightForm::kBf16, 8> {};
+
+// A part of a matrix row's codes: units [begin, end).
+template <WeightForm F>
+__device__ __forceinline__ void prefetch_row(const MatrixView& w, int64_t row, int begin, int end) {
+  prefetch_l2(w.codes + (row * (w.n_in / Unit<F>::kValues) + begin) * 16, (end - begin) * 16);
+}
+
+// The epilogue of one product: what is stored.
+__device__ __forceinline__ float store_product(const MatvecPart& part, int r, int row, float y, float gate) {
+  if (part.w2.form != WeightForm::kNone)
+    y = gelu_tanh(y) * gate;
+  else if (part.gelu)
+    y = gelu_tanh(y);
+  if (part.mul) y *= part.mul[int64_t(r) * part.mul_stride + row];
+  if (part.residual) y += part.residual[int64_t(r) * part.n_out + row];
+  if (part.softcap > 0) y = part.softcap * tanhf(y / part.softcap);
+  part.out[int64_t(r) * part.n_out + row] = y;
+  return y;
+}
 
 }  // namespace kvasir::cuda

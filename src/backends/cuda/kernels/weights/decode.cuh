@@ -8,13 +8,16 @@ struct ScaleMin {
   float scale, min;
 };
 
-// Sub-block j of the 16-byte header {d, dmin, 12 packed bytes} of a 256-value block: 32-value scale and minimum.
+// Sub-block j of the 16-byte header {d, dmin, 12 packed bytes} of a 256-value block: 32-value scale and
+// minimum.
 __device__ __forceinline__ ScaleMin header_scale(const int4& header, int j) {
   const uint32_t word = uint32_t(header.x);
-  const float d = __half2float(__ushort_as_half(uint16_t(word))), dmin = __half2float(__ushort_as_half(uint16_t(word >> 16)));
+  const float d = __half2float(__ushort_as_half(uint16_t(word))),
+              dmin = __half2float(__ushort_as_half(uint16_t(word >> 16)));
   // Packed bytes 0..3 in .y, 4..7 in .z, 8..11 in .w.
   const int shift = 8 * (j & 3);
-  const uint32_t a = uint32_t(header.y) >> shift, b = uint32_t(header.z) >> shift, c = uint32_t(header.w) >> shift;
+  const uint32_t a = uint32_t(header.y) >> shift, b = uint32_t(header.z) >> shift,
+                 c = uint32_t(header.w) >> shift;
   const uint32_t s = j < 4 ? (a & 63) : ((c & 15) | ((a & 0xc0) >> 2));
   const uint32_t m = j < 4 ? (b & 63) : (((c >> 4) & 15) | ((b & 0xc0) >> 2));
   return {__fmul_rn(d, float(s)), __fmul_rn(dmin, float(m))};
@@ -28,17 +31,24 @@ __device__ __forceinline__ float half_at(const uint8_t* p, int64_t i) {
 __device__ inline float weight_at(const MatrixView& w, int64_t row, int i) {
   const int64_t at = row * w.n_in + i, group = at / 32;
   switch (w.form) {
-    case WeightForm::kF32: return reinterpret_cast<const float*>(w.codes)[at];
-    case WeightForm::kF16: return half_at(w.codes, at);
-    case WeightForm::kBf16: return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(w.codes)[at]) << 16);
-    case WeightForm::kQ8: return __fmul_rn(half_at(w.aux, group), float(reinterpret_cast<const int8_t*>(w.codes)[at]));
-    case WeightForm::kNone: return 0;
-    default: break;
+    case WeightForm::kF32:
+      return reinterpret_cast<const float*>(w.codes)[at];
+    case WeightForm::kF16:
+      return half_at(w.codes, at);
+    case WeightForm::kBf16:
+      return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(w.codes)[at]) << 16);
+    case WeightForm::kQ8:
+      return __fmul_rn(half_at(w.aux, group), float(reinterpret_cast<const int8_t*>(w.codes)[at]));
+    case WeightForm::kNone:
+      return 0;
+    default:
+      break;
   }
   const int v = int(at % 32), byte = v % 16, word = v / 4;
   int code = (w.codes[group * 16 + byte] >> (v >= 16 ? 4 : 0)) & 15;
   switch (w.form) {
-    case WeightForm::kQ4: return __fmul_rn(half_at(w.aux, group), float(code - 8));
+    case WeightForm::kQ4:
+      return __fmul_rn(half_at(w.aux, group), float(code - 8));
     case WeightForm::kQ4M:
       return __fadd_rn(__fmul_rn(half_at(w.aux, 2 * group), float(code)), half_at(w.aux, 2 * group + 1));
     case WeightForm::kQ4K: {
@@ -48,15 +58,18 @@ __device__ inline float weight_at(const MatrixView& w, int64_t row, int i) {
     case WeightForm::kQ6K: {
       const uint32_t bits = reinterpret_cast<const uint32_t*>(w.high)[group * 2 + word / 4];
       code |= int((bits >> (8 * (v % 4) + 2 * (word % 4))) & 3) << 4;
-      const float s = __fmul_rn(half_at(w.aux2, group / 8), float(reinterpret_cast<const int8_t*>(w.aux)[group * 2 + v / 16]));
+      const float s = __fmul_rn(half_at(w.aux2, group / 8),
+                                float(reinterpret_cast<const int8_t*>(w.aux)[group * 2 + v / 16]));
       return __fmul_rn(s, float(code - 32));
     }
-    default: break;
+    default:
+      break;
   }
   const uint32_t bits = reinterpret_cast<const uint32_t*>(w.high)[group];
   code |= int((bits >> (8 * (v % 4) + word)) & 1) << 4;
   switch (w.form) {
-    case WeightForm::kQ5: return __fmul_rn(half_at(w.aux, group), float(code - 16));
+    case WeightForm::kQ5:
+      return __fmul_rn(half_at(w.aux, group), float(code - 16));
     case WeightForm::kQ5M:
       return __fadd_rn(__fmul_rn(half_at(w.aux, 2 * group), float(code)), half_at(w.aux, 2 * group + 1));
     default: {

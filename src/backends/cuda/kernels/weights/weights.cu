@@ -6,26 +6,39 @@ namespace kvasir::cuda {
 
 WeightForm weight_form(DType type) {
   switch (type) {
-    case DType::f32: return WeightForm::kF32;
-    case DType::f16: return WeightForm::kF16;
-    case DType::bf16: return WeightForm::kBf16;
+    case DType::f32:
+      return WeightForm::kF32;
+    case DType::f16:
+      return WeightForm::kF16;
+    case DType::bf16:
+      return WeightForm::kBf16;
     case DType::q8_0:
-    case DType::iq4_nl: return WeightForm::kQ8;  // its levels are int8
-    case DType::q4_0: return WeightForm::kQ4;
-    case DType::q4_1: return WeightForm::kQ4M;
-    case DType::q5_0: return WeightForm::kQ5;
-    case DType::q5_1: return WeightForm::kQ5M;
-    case DType::q4_k: return WeightForm::kQ4K;
-    case DType::q5_k: return WeightForm::kQ5K;
-    case DType::q6_k: return WeightForm::kQ6K;
-    default: return WeightForm::kNone;
+    case DType::iq4_nl:
+      return WeightForm::kQ8;  // its levels are int8
+    case DType::q4_0:
+      return WeightForm::kQ4;
+    case DType::q4_1:
+      return WeightForm::kQ4M;
+    case DType::q5_0:
+      return WeightForm::kQ5;
+    case DType::q5_1:
+      return WeightForm::kQ5M;
+    case DType::q4_k:
+      return WeightForm::kQ4K;
+    case DType::q5_k:
+      return WeightForm::kQ5K;
+    case DType::q6_k:
+      return WeightForm::kQ6K;
+    default:
+      return WeightForm::kNone;
   }
 }
 
 PlaneBytes plane_bytes(WeightForm form, int64_t n_in, int64_t n_out) {
   const GroupBytes g = group_bytes(form);
   const int64_t groups = n_in * n_out / 32;
-  return {groups * g.codes, groups * g.high, int64_t(double(groups) * g.aux), int64_t(double(groups) * g.aux2)};
+  return {groups * g.codes, groups * g.high, int64_t(double(groups) * g.aux),
+          int64_t(double(groups) * g.aux2)};
 }
 
 namespace {
@@ -45,14 +58,16 @@ __device__ void store_codes(const MatrixView& to, int64_t group, const uint8_t* 
   uint32_t words[2] = {0, 0};
   for (int v = 0; v < 32; ++v) {
     const int word = v / 4;
-    words[bits == 2 ? word / 4 : 0] |= uint32_t(code[v] >> 4) << (8 * (v % 4) + (bits == 2 ? 2 * (word % 4) : word));
+    words[bits == 2 ? word / 4 : 0] |= uint32_t(code[v] >> 4)
+                                       << (8 * (v % 4) + (bits == 2 ? 2 * (word % 4) : word));
   }
   uint32_t* high = reinterpret_cast<uint32_t*>(const_cast<uint8_t*>(to.high)) + group * bits;
   for (int i = 0; i < bits; ++i) high[i] = words[i];
 }
 
 // One thread a 32-value group.
-__global__ void repack_kernel(DType type, const uint8_t* raw, MatrixView to, int64_t first_group, int64_t n_groups) {
+__global__ void repack_kernel(DType type, const uint8_t* raw, MatrixView to, int64_t first_group,
+                              int64_t n_groups) {
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= n_groups) return;
   const int64_t group = first_group + i;
@@ -88,7 +103,8 @@ __global__ void repack_kernel(DType type, const uint8_t* raw, MatrixView to, int
       const uint8_t* b = raw + i * (20 + scales);
       copy_bytes(aux + group * scales, b, scales);
       for (int v = 0; v < 32; ++v)
-        code[v] = uint8_t(((b[scales + 4 + v % 16] >> (v >= 16 ? 4 : 0)) & 15) | (((b[scales + v / 8] >> (v % 8)) & 1) << 4));
+        code[v] = uint8_t(((b[scales + 4 + v % 16] >> (v >= 16 ? 4 : 0)) & 15) |
+                          (((b[scales + v / 8] >> (v % 8)) & 1) << 4));
       break;
     }
     case DType::q4_k:
@@ -114,7 +130,8 @@ __global__ void repack_kernel(DType type, const uint8_t* raw, MatrixView to, int
       }
       break;
     }
-    default: return;
+    default:
+      return;
   }
   store_codes(to, group, code);
 }
@@ -166,11 +183,12 @@ void repack(const Launch& how, DType type, const uint8_t* raw, const MatrixView&
   const int64_t first_group = int64_t(first) * to.n_in / 32, groups = int64_t(n) * to.n_in / 32;
   if (g.codes >= 64) {  // stored as it is
     const int64_t row = int64_t(to.n_in) * g.codes / 32;
-    cudaMemcpyAsync(const_cast<uint8_t*>(to.codes) + first * row, raw, size_t(n) * size_t(row), cudaMemcpyDeviceToDevice,
-                    how.stream);
+    cudaMemcpyAsync(const_cast<uint8_t*>(to.codes) + first * row, raw, size_t(n) * size_t(row),
+                    cudaMemcpyDeviceToDevice, how.stream);
     return;
   }
-  launch(how, dim3(unsigned((groups + 127) / 128)), dim3(128), 0, repack_kernel, type, raw, to, first_group, groups);
+  launch(how, dim3(unsigned((groups + 127) / 128)), dim3(128), 0, repack_kernel, type, raw, to, first_group,
+         groups);
 }
 
 void expand_half(const Launch& how, const MatrixView& w, int first, int n, uint16_t* to) {
@@ -179,13 +197,15 @@ void expand_half(const Launch& how, const MatrixView& w, int first, int n, uint1
          reinterpret_cast<__half*>(to));
 }
 
-void embed_rows(const Launch& how, const MatrixView& table, const StepView& step, int n_rows, float scale, float* out) {
-  launch(how, dim3(unsigned(table.n_in + 255) / 256, unsigned(n_rows)), dim3(256), 0, embed_kernel, table, step, scale, out);
+void embed_rows(const Launch& how, const MatrixView& table, const StepView& step, int n_rows, float scale,
+                float* out) {
+  launch(how, dim3(unsigned(table.n_in + 255) / 256, unsigned(n_rows)), dim3(256), 0, embed_kernel, table,
+         step, scale, out);
 }
 
 void finish_per_layer(const Launch& how, const PerLayerArgs& args, const StepView& step, int n_rows) {
-  launch(how, dim3(unsigned(args.width / args.group), unsigned(n_rows)), dim3(unsigned(args.group >= 256 ? 256 : 64)), 0,
-         per_layer_kernel, args, step);
+  launch(how, dim3(unsigned(args.width / args.group), unsigned(n_rows)),
+         dim3(unsigned(args.group >= 256 ? 256 : 64)), 0, per_layer_kernel, args, step);
 }
 
 }  // namespace kvasir::cuda

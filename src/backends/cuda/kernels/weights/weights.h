@@ -1,5 +1,5 @@
-// Weights on the device: from GGUF's blocks to planes (args.h), and back to f32 or f16 rows. Every value decodes to the
-// scalar codec's f32, bit for bit.
+// Weights on the device: from GGUF's blocks to planes (args.h), and back to f32 or f16 rows. Every value
+// decodes to the scalar codec's f32, bit for bit.
 #pragma once
 #include "backends/cuda/kernels/args.h"
 #include "tensor/dtype.h"
@@ -19,7 +19,8 @@ void repack(const Launch& how, DType type, const uint8_t* raw, const MatrixView&
 // to[n_out][n_in] in f16.
 void expand_half(const Launch& how, const MatrixView& w, int first, int n, uint16_t* to);
 // out[r][i] = value i of row token(r) * scale. Also the second part of per_layer_embed: see finish_per_layer.
-void embed_rows(const Launch& how, const MatrixView& table, const StepView& step, int n_rows, float scale, float* out);
+void embed_rows(const Launch& how, const MatrixView& table, const StepView& step, int n_rows, float scale,
+                float* out);
 // In place, x [n_rows][width] = the projection of the embedding:
 //   x = (RMS_groups(x * scale) * norm + row(token)[offset..] * sqrt(group)) / sqrt(2)
 struct PerLayerArgs {
