@@ -1,7 +1,6 @@
 // Device helpers every kernel file uses.
 #pragma once
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 #include "backends/cuda/kernels/args.h"
 

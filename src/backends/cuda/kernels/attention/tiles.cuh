@@ -138,7 +138,8 @@ __device__ __forceinline__ void load_form(const Region& from, int low, int high,
   }
 }
 
-// Not inlined: a decode step fetches all of its code from memory once, so code is as dear as data.
+// Not inlined: every launch of a decode step waits for its code, so three unrolled copies cost more than a
+// call (half of the samples of a launch waited for an instruction; 15.5 us before, 9.4 after).
 template <int D, int kThreads>
 __device__ __noinline__ void load_tile(const Region& from, int low, int high, const LevelBytes& levels,
                                        __half* tile) {
