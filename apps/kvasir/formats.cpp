@@ -41,6 +41,7 @@ Json ruler_json(const formats::Format& format) {
   Json rows = Json::array();
   if (!for_cache(format)) return rows;
   for (int head_dim : kHeadDims) {
+    if (!format.takes(head_dim)) continue;
     const formats::Ruler r = formats::ruler(format, head_dim);
     rows.push_back({{"head_dim", head_dim},
                     {"bits_per_value", r.bits_per_value},
@@ -86,6 +87,7 @@ void print_ruler() {
   for (const formats::Format& format : formats::all()) {
     if (!for_cache(format)) continue;
     for (int head_dim : kHeadDims) {
+      if (!format.takes(head_dim)) continue;
       const formats::Ruler r = formats::ruler(format, head_dim);
       print(fmt::format("{:<10}{:>10}{:>12.5g}{:>12.4g}{:>12.4g}{:>11}\n", format.name, head_dim,
                         r.bits_per_value, r.nmse, r.theory,

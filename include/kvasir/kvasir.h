@@ -123,6 +123,9 @@ typedef struct kvasir_session_options {
   const char* k_type_sliding; /* NULL: as k_type */
   const char* v_type_sliding;
   int flash_attention; /* 1 */
+  /* Tokens of global layers that stay exact besides the page being written: the first of the context and the last before that
+   * page; both round up to 64. 0. */
+  int kv_exact_first, kv_exact_last;
 } kvasir_session_options;
 
 KVASIR_API kvasir_session_options kvasir_session_options_default(void);

@@ -195,6 +195,8 @@ kvasir_status kvasir_session_create(kvasir_model* model, const kvasir_session_op
     s.n_batch = o.n_batch;
     s.n_ubatch = o.n_ubatch;
     s.flash_attention = o.flash_attention != 0;
+    s.kv_exact_first = o.kv_exact_first;
+    s.kv_exact_last = o.kv_exact_last;
     namespace f = kvasir::formats;
     if (o.k_type) s.kv.k = kv_type(o.k_type, f::kKeys);
     if (o.v_type) s.kv.v = kv_type(o.v_type, f::kValues);

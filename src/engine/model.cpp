@@ -6,6 +6,7 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "formats/format.h"
+#include "gguf/recipe.h"
 #include "models/models.h"
 
 namespace kvasir::engine {
@@ -124,7 +125,13 @@ uint64_t Model::weight_bytes() const {
 }
 
 std::string Model::description() const {
-  // The type that holds most of the matrix bytes names the file, as users know it.
+  const double params = double(n_params());
+  const std::string size = params >= 1e9 ? fmt::format("{:.1f}B", params / 1e9) : fmt::format("{:.0f}M", params / 1e6);
+  // The mix that the file says it is names it, as users know it; without one, the type of most of the matrix bytes.
+  if (const gguf::Value* value = impl_->file->find("general.file_type"); value && !value->is_array())
+    for (const gguf::Recipe& recipe : gguf::recipes())
+      if (int64_t(recipe.file_type) == value->integer())
+        return fmt::format("{} {} {}", impl_->config.arch, size, recipe.name);
   std::vector<std::pair<DType, uint64_t>> by_type;
   for (const graph::Weight& weight : impl_->graph.weights) {
     auto it = std::find_if(by_type.begin(), by_type.end(), [&](const auto& row) { return row.first == weight.type; });
@@ -134,8 +141,6 @@ std::string Model::description() const {
   }
   const auto largest = std::max_element(by_type.begin(), by_type.end(),
                                         [](const auto& a, const auto& b) { return a.second < b.second; });
-  const double params = double(n_params());
-  const std::string size = params >= 1e9 ? fmt::format("{:.1f}B", params / 1e9) : fmt::format("{:.0f}M", params / 1e6);
   return fmt::format("{} {} {}", impl_->config.arch, size, formats::require(largest->first).name);
 }
 

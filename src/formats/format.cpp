@@ -100,6 +100,7 @@ constexpr Format make_format(DType type, std::string_view name, uint32_t roles, 
     format.row_extra = kHeadScaleBytes;
     format.head_theory = [](int64_t n) { return head_codebook<Block::kBits>(int(n)).nmse; };
   } else if constexpr (kTrellis<Block>) {
+    format.trellis = true;
     format.decode = [](const std::byte* row, float* out, int64_t n) {
       decode_trellis<Block::kTrellisBits>(row, int(n), out);
     };

@@ -41,6 +41,7 @@ struct Format {
   // Bytes a row has once, after its blocks: the scale of a head-wide type. 0 for all others.
   uint32_t row_extra = 0;
   double (*head_theory)(int64_t n) = nullptr;  // head-wide types only
+  bool trellis = false;                        // values depend on their neighbours' codes; encoding is a search
 
   // A row is one whole head, of a size that the type lists.
   bool head_wide() const { return row_extra != 0; }
