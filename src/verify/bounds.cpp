@@ -18,6 +18,9 @@ Arithmetic arithmetic_of(DType type, bool flash) {
     case DType::tbq2_h:
     case DType::tbq3_h:
     case DType::tbq4_h:
+    case DType::tbq2_ht:
+    case DType::tbq3_ht:
+    case DType::tbq4_ht:
       return {1.0 / 127, 1.0 / 16383, 127};  // 8-bit queries and levels, weights in two limbs of 7 bits
     default:
       return {1.0 / 32767, 1.0 / 32767};  // 16-bit queries and weights

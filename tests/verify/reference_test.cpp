@@ -63,6 +63,42 @@ TEST(Reference, TheoryIsWhatItsOwnCodecReaches) {
   }
 }
 
+// The trellis types: the product's paths pass, a path with one symbol changed or a neighbour's scale does
+// not.
+TEST(Reference, TrellisPathsAreHeldToTheBest) {
+  for (const char* name : {"tbq2_ht", "tbq3_ht", "tbq4_ht"})
+    for (int d : {64, 256, 512}) {
+      const Codec& codec = *find_codec(name);
+      const formats::Format& format = *formats::find(name);
+      Gaussian random{static_cast<uint64_t>(d)};
+      int wrong_symbol = 0, wrong_scale = 0;
+      for (int r = 0; r < 12; ++r) {
+        std::vector<double> x(static_cast<size_t>(d)), y(x);
+        for (double& v : x) v = float(random.next());
+        std::vector<float> in(x.begin(), x.end()), out(in);
+        std::vector<std::byte> row(codec.row_bytes(d)), mine(row);
+        ASSERT_EQ(row.size(), format.row_bytes(d));
+        format.encode(in.data(), row.data(), d);
+        const RowFaults faults = codec.check(x.data(), d, row.data());
+        EXPECT_EQ(faults.codes, 0) << name << d << " cost " << faults.worst;
+        EXPECT_EQ(faults.scales, 0) << name << d;
+        format.decode(row.data(), out.data(), d);
+        codec.decode(row.data(), d, y.data());
+        for (int i = 0; i < d; ++i) EXPECT_FLOAT_EQ(out[size_t(i)], float(y[size_t(i)]));
+        codec.encode(x.data(), d, mine.data());
+        EXPECT_EQ(codec.check(x.data(), d, mine.data()).codes, 0) << name << d;
+        auto changed = row;
+        for (int i = 0; i < d / 8; i += 4) changed[size_t(i)] ^= std::byte(1);
+        wrong_symbol += codec.check(x.data(), d, changed.data()).codes;
+        changed = row;
+        changed[row.size() - 2] ^= std::byte(4);
+        wrong_scale += codec.check(x.data(), d, changed.data()).scales;
+      }
+      EXPECT_EQ(wrong_symbol, 12) << name << d;
+      EXPECT_EQ(wrong_scale, 12) << name << d;
+    }
+}
+
 TEST(Reference, HalfPrecisionOfEveryPattern) {
   for (int h = 0; h < 65536; ++h) {
     const double value = from_f16(uint16_t(h));

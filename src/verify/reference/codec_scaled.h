@@ -59,5 +59,7 @@ double root_of_squares(const double* x, int n);
 
 // The published block types (codec_published.cpp).
 void add_published(std::vector<std::unique_ptr<Codec>>& list);
+// The trellis types (codec_trellis.cpp).
+void add_trellis(std::vector<std::unique_ptr<Codec>>& list);
 
 }  // namespace kvasir::verify::reference

@@ -1,0 +1,145 @@
+// tbq2_ht, tbq3_ht, tbq4_ht, from the description in docs/formats.md.
+//
+// A row is one head in the rotated basis: symbol t in bits b t .. b t + b - 1, then an f16 scale. State t is
+// the last L bits of the ring of symbols that ends in symbol t, newest lowest (L = 8 for 2 bits, else 9);
+// value t is scale * level[state]. The scale is the least-squares one; when it is 0 the row is zero bytes.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "verify/reference/codec_scaled.h"
+#include "verify/reference/half.h"
+#include "verify/reference/trellis_levels.h"
+
+namespace kvasir::verify::reference {
+namespace {
+
+constexpr double kUnit = 40;  // levels are in 1 / 40 of the root mean square
+
+class TrellisCodec final : public Codec {
+ public:
+  TrellisCodec(std::string_view name, int bits, const int8_t* levels, const double* nmse)
+      : name_(name), bits_(bits), n_states_(bits == 2 ? 256 : 512), levels_(levels), nmse_(nmse) {}
+
+  std::string_view name() const override { return name_; }
+  size_t row_bytes(int d) const override { return size_t(d * bits_ / 8 + 2); }
+  bool rotated() const override { return true; }
+  void to_basis(Side side, double* x, int d) const override { rotate(side, x, d); }
+  void from_basis(Side side, double* r, int d) const override { unrotate(side, r, d); }
+  double theory(int d) const override { return nmse_[d == 64 ? 0 : d == 128 ? 1 : d == 256 ? 2 : 3]; }
+
+  void decode(const std::byte* row, int d, double* out) const override {
+    const double scale = from_f16(u16_at(row + d * bits_ / 8));
+    const std::vector<int> path = levels_of(row, d);
+    for (int t = 0; t < d; ++t) out[t] = scale * path[size_t(t)];
+  }
+
+  void encode(const double* x, int d, std::byte* row) const override {
+    std::memset(row, 0, row_bytes(d));
+    const double rms = root_of_squares(x, d) / std::sqrt(double(d));
+    if (rms == 0) return;
+    // Three times around the ring: in the second lap neither free end matters any more, and its symbols are
+    // the row's.
+    std::vector<double> target;
+    for (int lap = 0; lap < 3; ++lap)
+      for (int t = 0; t < d; ++t) target.push_back(x[t] * kUnit / rms);
+    const std::vector<int> states = best_states(target, nullptr);
+    for (int t = 0; t < d; ++t) put_bits(row, t * bits_, bits_, states[size_t(d + t)] & ((1 << bits_) - 1));
+    const uint16_t scale = to_f16(scale_for(x, d, row));
+    if ((scale & 0x7fff) == 0) std::memset(row, 0, row_bytes(d));
+    put_u16(row + d * bits_ / 8, scale);
+  }
+
+  // The path may cost what the seam can: about L / b symbols of the ring are bound by both its ends, and one
+  // more than they need at worst three times over; and 2 % for a search over targets rounded to whole units.
+  RowFaults check(const double* x, int d, const std::byte* row) const override {
+    RowFaults faults;
+    const double rms = root_of_squares(x, d) / std::sqrt(double(d));
+    const double stored = from_f16(u16_at(row + d * bits_ / 8)), ideal = scale_for(x, d, row);
+    const double off = std::fabs(stored - ideal), step = f16_step(ideal);
+    if (!(off <= 0.5 * step + kScaleError * std::fabs(ideal))) {
+      ++faults.scales;
+      faults.scale_ulps = off / step;
+    }
+    if (rms == 0 || stored == 0) return faults;
+    std::vector<double> target;
+    for (int t = 0; t < d; ++t) target.push_back(x[t] * kUnit / rms);
+    double least = 0, cost = 0;
+    best_states(target, &least);
+    const std::vector<int> path = levels_of(row, d);
+    for (int t = 0; t < d; ++t)
+      cost += (target[size_t(t)] - path[size_t(t)]) * (target[size_t(t)] - path[size_t(t)]);
+    const int memory = (bits_ == 2 ? 8 : 9) / bits_;
+    const double allowed = least * (1.02 + 3.0 * memory / d) + d / 12.0;
+    if (cost > allowed) {
+      faults.codes = 1;
+      faults.worst = cost / allowed - 1;
+    }
+    return faults;
+  }
+
+ private:
+  // Level of each value, in units.
+  std::vector<int> levels_of(const std::byte* row, int d) const {
+    std::vector<int> out;
+    for (int t = 0; t < d; ++t) {
+      int state = 0;
+      for (int back = 8; back >= 0; --back)
+        state = (state << bits_ | bits_at(row, (t - back + d) % d * bits_, bits_)) % n_states_;
+      out.push_back(levels_[state]);
+    }
+    return out;
+  }
+
+  double scale_for(const double* x, int d, const std::byte* row) const {
+    const std::vector<int> path = levels_of(row, d);
+    double xy = 0, yy = 0;
+    for (int t = 0; t < d; ++t) xy += x[t] * path[size_t(t)], yy += double(path[size_t(t)]) * path[size_t(t)];
+    return yy > 0 ? std::max(0.0, xy / yy) : 0;
+  }
+
+  // States of the cheapest path through `target` with free ends; its cost too when asked for.
+  std::vector<int> best_states(const std::vector<double>& target, double* cost) const {
+    const int branches = 1 << bits_, groups = n_states_ / branches;
+    std::vector<double> now(static_cast<size_t>(n_states_)), next(now);
+    std::vector<uint8_t> from(target.size() * size_t(groups));
+    for (size_t t = 0; t < target.size(); ++t) {
+      for (int g = 0; g < groups; ++g) {
+        int best = 0;
+        for (int p = 1; p < branches; ++p)
+          if (now[size_t(p * groups + g)] < now[size_t(best * groups + g)]) best = p;
+        from[t * size_t(groups) + size_t(g)] = uint8_t(best);
+        for (int o = 0; o < branches; ++o) {
+          const double miss = target[t] - levels_[g * branches + o];
+          next[size_t(g * branches + o)] = now[size_t(best * groups + g)] + miss * miss;
+        }
+      }
+      std::swap(now, next);
+    }
+    int state = int(std::min_element(now.begin(), now.end()) - now.begin());
+    if (cost) *cost = now[size_t(state)];
+    std::vector<int> states(target.size());
+    for (size_t t = target.size(); t-- > 0;) {
+      states[t] = state;
+      const int g = state / branches;
+      state = from[t * size_t(groups) + size_t(g)] * groups + g;
+    }
+    return states;
+  }
+
+  std::string_view name_;
+  int bits_, n_states_;
+  const int8_t* levels_;
+  const double* nmse_;
+};
+
+}  // namespace
+
+void add_trellis(std::vector<std::unique_ptr<Codec>>& list) {
+  list.push_back(std::make_unique<TrellisCodec>("tbq2_ht", 2, kTrellisLevels2, kTrellisNmse2));
+  list.push_back(std::make_unique<TrellisCodec>("tbq3_ht", 3, kTrellisLevels3, kTrellisNmse3));
+  list.push_back(std::make_unique<TrellisCodec>("tbq4_ht", 4, kTrellisLevels4, kTrellisNmse4));
+}
+
+}  // namespace kvasir::verify::reference
