@@ -22,6 +22,7 @@ TEST(KvPage, PackingIsAPermutationWithAnExactInverse) {
   for (DType type : page_types())
     for (int head_dim : {64, 128, 256, 512})
       for (KvSide side : {KvSide::kKey, KvSide::kValue}) {
+        if (!formats::require(type).takes(head_dim)) continue;
         const size_t row = formats::require(type).row_bytes(head_dim);
         std::vector<std::byte> wire(row * 64), region(row * 64, std::byte(0)), back(row);
         for (auto& b : wire) b = std::byte(random());
@@ -89,6 +90,7 @@ TEST(Append, StoresTheBitsOfTheScalarCodec) {
 TEST(Append, KeepsRowsOfAnOpenPageAsF16) {
   for (const AttentionInfo& info : attention_variants()) {
     if (info.flash || info.k != info.v || !formats::require(info.k).open_page()) continue;
+    if (!formats::require(info.k).takes(64)) continue;
     const Shape s{info.k, info.v, 2, 2, 64};
     const Cache cache(s, 70, 11, info.isa);
     const size_t side = 64 * 64 * sizeof(uint16_t);
@@ -111,7 +113,7 @@ TEST(Append, KeepsRowsOfAnOpenPageAsF16) {
 
 TEST(Append, ReportsTheFirstRowThatCannotBeStored) {
   for (const AttentionInfo& info : attention_variants()) {
-    if (info.flash) continue;
+    if (info.flash || !formats::require(info.k).takes(64) || !formats::require(info.v).takes(64)) continue;
     const Shape s{info.k, info.v, 2, 2, 64};
     Cache cache(s, 10, 11, info.isa);
     const auto poison = [&](std::vector<float>& x, int row, float value) {

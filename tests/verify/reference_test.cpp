@@ -88,7 +88,7 @@ TEST(Reference, TrellisPathsAreHeldToTheBest) {
         codec.encode(x.data(), d, mine.data());
         EXPECT_EQ(codec.check(x.data(), d, mine.data()).codes, 0) << name << d;
         auto changed = row;
-        for (int i = 0; i < d / 8; i += 4) changed[size_t(i)] ^= std::byte(1);
+        for (int i = 0; i < d / 8; i += 2) changed[size_t(i)] ^= std::byte(1);
         wrong_symbol += codec.check(x.data(), d, changed.data()).codes;
         changed = row;
         changed[row.size() - 2] ^= std::byte(4);
@@ -177,7 +177,7 @@ TEST(Reference, CodecsTakeTheirOwnRows) {
         total += model[i] * model[i];
       }
     }
-    EXPECT_LT(error / total, name == "qjl1_256" ? 1.1 : name == "tbq2_h" ? 0.13 : 0.04) << name;
+    EXPECT_LT(error / total, name == "qjl1_256" ? 1.1 : name.starts_with("tbq2") ? 0.13 : 0.04) << name;
   }
   EXPECT_EQ(find_codec("q4_k"), nullptr);
 }

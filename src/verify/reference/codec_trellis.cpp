@@ -43,16 +43,18 @@ class TrellisCodec final : public Codec {
     // the row's.
     std::vector<double> target;
     for (int lap = 0; lap < 3; ++lap)
-      for (int t = 0; t < d; ++t) target.push_back(x[t] * kUnit / rms);
-    const std::vector<int> states = best_states(target, nullptr);
+      for (int t = 0; t < d; ++t) target.push_back(target_of(x[t], rms));
+    const std::vector<int> states = best_states(target);
     for (int t = 0; t < d; ++t) put_bits(row, t * bits_, bits_, states[size_t(d + t)] & ((1 << bits_) - 1));
     const uint16_t scale = to_f16(scale_for(x, d, row));
     if ((scale & 0x7fff) == 0) std::memset(row, 0, row_bytes(d));
     put_u16(row + d * bits_ / 8, scale);
   }
 
-  // The path may cost what the seam can: about L / b symbols of the ring are bound by both its ends, and one
-  // more than they need at worst three times over; and 2 % for a search over targets rounded to whole units.
+  // Neither search tries every seam. A seam in the wrong place binds L / b symbols, each of which then costs
+  // what a scalar code of b bits does, 2.72 / 4^b (Panter and Dite), times four for the worst of them; 2 %
+  // and a twelfth a value go to a search over targets rounded to whole units. The mean over rows is held to
+  // theory elsewhere.
   RowFaults check(const double* x, int d, const std::byte* row) const override {
     RowFaults faults;
     const double rms = root_of_squares(x, d) / std::sqrt(double(d));
@@ -64,14 +66,13 @@ class TrellisCodec final : public Codec {
     }
     if (rms == 0 || stored == 0) return faults;
     std::vector<double> target;
-    for (int t = 0; t < d; ++t) target.push_back(x[t] * kUnit / rms);
-    double least = 0, cost = 0;
-    best_states(target, &least);
-    const std::vector<int> path = levels_of(row, d);
-    for (int t = 0; t < d; ++t)
-      cost += (target[size_t(t)] - path[size_t(t)]) * (target[size_t(t)] - path[size_t(t)]);
-    const int memory = (bits_ == 2 ? 8 : 9) / bits_;
-    const double allowed = least * (1.02 + 3.0 * memory / d) + d / 12.0;
+    for (int t = 0; t < d; ++t) target.push_back(target_of(x[t], rms));
+    std::vector<std::byte> own(row_bytes(d));
+    encode(x, d, own.data());
+    const double cost = cost_of(target, row), best = cost_of(target, own.data());
+    const double memory = double(bits_ == 2 ? 8 : 9) / bits_,
+                 scalar = 2.72 * std::pow(0.25, bits_) * kUnit * kUnit;
+    const double allowed = 1.02 * best + d / 12.0 + 4 * memory * scalar;
     if (cost > allowed) {
       faults.codes = 1;
       faults.worst = cost / allowed - 1;
@@ -92,6 +93,15 @@ class TrellisCodec final : public Codec {
     return out;
   }
 
+  static double target_of(double x, double rms) { return std::clamp(x * kUnit / rms, -127.0, 127.0); }
+
+  double cost_of(const std::vector<double>& target, const std::byte* row) const {
+    const std::vector<int> path = levels_of(row, int(target.size()));
+    double cost = 0;
+    for (size_t t = 0; t < target.size(); ++t) cost += (target[t] - path[t]) * (target[t] - path[t]);
+    return cost;
+  }
+
   double scale_for(const double* x, int d, const std::byte* row) const {
     const std::vector<int> path = levels_of(row, d);
     double xy = 0, yy = 0;
@@ -99,8 +109,8 @@ class TrellisCodec final : public Codec {
     return yy > 0 ? std::max(0.0, xy / yy) : 0;
   }
 
-  // States of the cheapest path through `target` with free ends; its cost too when asked for.
-  std::vector<int> best_states(const std::vector<double>& target, double* cost) const {
+  // States of the cheapest path through `target` with free ends.
+  std::vector<int> best_states(const std::vector<double>& target) const {
     const int branches = 1 << bits_, groups = n_states_ / branches;
     std::vector<double> now(static_cast<size_t>(n_states_)), next(now);
     std::vector<uint8_t> from(target.size() * size_t(groups));
@@ -118,7 +128,6 @@ class TrellisCodec final : public Codec {
       std::swap(now, next);
     }
     int state = int(std::min_element(now.begin(), now.end()) - now.begin());
-    if (cost) *cost = now[size_t(state)];
     std::vector<int> states(target.size());
     for (size_t t = target.size(); t-- > 0;) {
       states[t] = state;

@@ -79,6 +79,11 @@ std::string type_name(DType type) {
   return format ? std::string(format->name) : fmt::format("type {}", uint32_t(type));
 }
 
+bool fits(DType type, int head_dim) {
+  const auto* format = formats::find(type);
+  return !format || format->takes(head_dim);
+}
+
 std::string explain(DType k, DType v, int head_dim) {
   std::string types, dims;
   for (DType type : kTypes)
@@ -87,6 +92,12 @@ std::string explain(DType k, DType v, int head_dim) {
   std::string missing;
   const auto add = [&](const std::string& what) { missing += (missing.empty() ? "" : ", ") + what; };
   if (!std::ranges::count(kHeadDims, head_dim)) add(fmt::format("head size {}", head_dim));
+  for (DType type : k == v ? std::vector{k} : std::vector{k, v})
+    if (std::ranges::count(kTypes, type) && !fits(type, head_dim))
+      add(fmt::format("{} at head size {} (multiples of {})", type_name(type), head_dim,
+                      formats::require(type).block));
+  if (std::ranges::count(kTypes, v) && formats::find(v) && !formats::find(v)->has_role(formats::kValues))
+    add(fmt::format("V type {} (keys only)", type_name(v)));
   if (!std::ranges::count(kTypes, k) || !formats::find(k)) add(fmt::format("K type {}", type_name(k)));
   if (!std::ranges::count(kTypes, v) || !formats::find(v)) add(fmt::format("V type {}", type_name(v)));
   return fmt::format(
@@ -215,7 +226,7 @@ const AttentionKernels* best_attention_kernels(Isa isa) {
 const AttentionVariant* find_attention(DType k, DType v, int head_dim, Isa isa, bool flash,
                                        std::string* why) {
   const AttentionVariant* found = nullptr;
-  if (std::ranges::count(kHeadDims, head_dim))
+  if (std::ranges::count(kHeadDims, head_dim) && fits(k, head_dim) && fits(v, head_dim))
     for (const AttentionVariant& row : table())
       if (row.k == k && row.v == v && row.flash == flash && row.isa <= isa) found = &row;
   if (!found && why) *why = explain(k, v, head_dim);

@@ -3,7 +3,9 @@
 
 namespace kvasir::cpu {
 
+extern const ImageKernels kImage_generic;
 extern const AttentionKernels kAttention_generic;
-constexpr AttentionKernels kAttention_generic = attention_kernels_of<generic::Vec>(Isa::kGeneric);
+constexpr AttentionKernels kAttention_generic =
+    attention_kernels_of<generic::Vec, kImage_generic>(Isa::kGeneric);
 
 }  // namespace kvasir::cpu

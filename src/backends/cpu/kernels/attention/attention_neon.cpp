@@ -3,7 +3,8 @@
 
 namespace kvasir::cpu {
 
+extern const ImageKernels kImage_neon;
 extern const AttentionKernels kAttention_neon;
-constexpr AttentionKernels kAttention_neon = attention_kernels_of<neon::Vec>(Isa::kNeon);
+constexpr AttentionKernels kAttention_neon = attention_kernels_of<neon::Vec, kImage_neon>(Isa::kNeon);
 
 }  // namespace kvasir::cpu

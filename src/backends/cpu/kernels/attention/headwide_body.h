@@ -97,7 +97,8 @@ void spread_blocks(const std::byte* codes, int n_blocks, const typename Vec::Tab
 // From this many tiles on, codes are looked up once for all of them; the values are the same.
 constexpr int kSpreadTiles = 2;
 
-template <typename Vec, int kBits>
+// kBits 8: rows of kRowDims dimensions that image_body.h expands.
+template <typename Vec, int kBits, int kRowDims = kMaxHeadDim>
 struct HeadWideKeys {
   using F = typename Vec::F;
   using I = typename Vec::I;
@@ -105,7 +106,7 @@ struct HeadWideKeys {
 
   // Packed query: int8 codes of a row together (a line more than a row, so that rows share no cache set),
   // then of each row the scale and the start of its sums, which takes the levels' bias off.
-  static constexpr int kStride = kMaxHeadDim + 64;
+  static constexpr int kStride = kRowDims + 64;
   struct Query {
     uint8_t* codes;
     float* scales;
@@ -119,8 +120,13 @@ struct HeadWideKeys {
 
   static void pack_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
                          std::byte* packed) {
+    pack_rows(q, tile, head_dim, scale * head_wide_table(kBits, head_dim).step, packed);
+  }
+
+  // `scale`: what a product of a rounded query and a level is worth.
+  static void pack_rows(const float* const* q, const RowTile& tile, int head_dim, float scale,
+                        std::byte* packed) {
     const Query query(packed);
-    const float step = head_wide_table(kBits, head_dim).step;
     for (int i = 0; i < tile.n; ++i) {
       F top = Vec::zero(), poison = Vec::zero();  // poison: NaN when a value is not finite, else 0
       for (int d = 0; d < head_dim; d += n) {
@@ -137,7 +143,7 @@ struct HeadWideKeys {
         sum = Vec::iadd(sum, code);
         Vec::store_u8(codes + d, code);
       }
-      query.scales[tile.row + i] = most / 127.0f * scale * step + Vec::reduce_add(poison);
+      query.scales[tile.row + i] = most / 127.0f * scale + Vec::reduce_add(poison);
       query.starts[tile.row + i] = int32_t(-uint32_t(Vec::kLevelBias) * uint32_t(Vec::reduce_iadd(sum)));
     }
   }
@@ -150,8 +156,8 @@ struct HeadWideKeys {
   };
 
   // 2n keys of a group: lanes `first` .. `first` + n - 1 of both halves of 16.
-  template <int kRows, int kFrom>
-  static void score_lanes(const std::byte* codes, const F16* key_scales, const typename Vec::Table& table,
+  template <int kRows, int kFrom, typename Scale>
+  static void score_lanes(const std::byte* codes, const Scale* key_scales, const typename Vec::Table& table,
                           int head_dim, int first, const Rows& rows, const Streams& next) {
     I acc[kRows][2];
 #pragma GCC unroll 16
@@ -184,31 +190,29 @@ struct HeadWideKeys {
     }
   }
 
-  template <int kFrom>
+  template <int kFrom, typename Scale>
   struct From {
     template <int kRows>
     struct Score {
-      static void call(const std::byte* codes, const F16* key_scales, const typename Vec::Table& table,
+      static void call(const std::byte* codes, const Scale* key_scales, const typename Vec::Table& table,
                        int head_dim, const Rows& rows, const Streams& next) {
         for (int first = 0; first < 16; first += n)
-          score_lanes<kRows, kFrom>(codes, key_scales, table, head_dim, first, rows, next);
+          score_lanes<kRows, kFrom, Scale>(codes, key_scales, table, head_dim, first, rows, next);
       }
     };
   };
 
-  template <int kFrom>
-  static void score_tiles(const ScoreTask& task, const std::byte* codes, const typename Vec::Table& table,
-                          Streams next) {
+  template <int kFrom, typename Scale>
+  static void score_tiles(const ScoreTask& task, const std::byte* codes, const Scale* scales,
+                          const typename Vec::Table& table, int head_dim, Streams next) {
     const Query query(task.query);
-    const F16* scales = reinterpret_cast<const F16*>(task.keys + head_wide_scales(kBits, task.head_dim)) +
-                        task.group * kGroupKeys;
     for (int t = 0; t < task.n_tiles; ++t) {
       const int row = task.tiles[t].row;
       const Rows rows{query.codes + size_t(row) * kStride, query.scales + row, query.starts + row,
                       task.scores + row * kChunk};
-      by_rows<From<kFrom>::template Score, Vec::kTileRows, const std::byte*, const F16*,
+      by_rows<From<kFrom, Scale>::template Score, Vec::kTileRows, const std::byte*, const Scale*,
               const typename Vec::Table&, int, const Rows&, const Streams&>(task.tiles[t].n, codes, scales,
-                                                                            table, task.head_dim, rows, next);
+                                                                            table, head_dim, rows, next);
       next = still(codes);  // only the first tile waits for memory
     }
   }
@@ -221,9 +225,12 @@ struct HeadWideKeys {
     const Streams next = after_keys(task, group_bytes);
     if (task.next)  // scales lie apart from the codes
       __builtin_prefetch(task.next + head_wide_scales(kBits, task.head_dim) + task.next_group * 64, 0, 2);
-    if (task.n_tiles < kSpreadTiles) return score_tiles<kBits>(task, codes, table, next);
+    const F16* scales = reinterpret_cast<const F16*>(task.keys + head_wide_scales(kBits, task.head_dim)) +
+                        task.group * kGroupKeys;
+    if (task.n_tiles < kSpreadTiles)
+      return score_tiles<kBits>(task, codes, scales, table, task.head_dim, next);
     spread_blocks<Vec, kBits>(codes, n_blocks, table, next, 0, task.scratch);
-    score_tiles<8>(task, task.scratch, table, still(codes));
+    score_tiles<8>(task, task.scratch, scales, table, task.head_dim, still(codes));
   }
 };
 

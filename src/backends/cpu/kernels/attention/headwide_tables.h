@@ -26,4 +26,9 @@ constexpr int head_wide_bits(DType type) {
   return type == DType::tbq2_h ? 2 : type == DType::tbq3_h ? 3 : type == DType::tbq4_h ? 4 : 0;
 }
 
+// Bits of a symbol of a trellis type, 0 for any other type.
+constexpr int trellis_bits(DType type) {
+  return type == DType::tbq2_ht ? 2 : type == DType::tbq3_ht ? 3 : type == DType::tbq4_ht ? 4 : 0;
+}
+
 }  // namespace kvasir::cpu

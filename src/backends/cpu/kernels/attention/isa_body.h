@@ -14,7 +14,7 @@
 namespace kvasir::cpu {
 namespace {
 
-template <typename Vec>
+template <typename Vec, const ImageKernels& image>
 const KeyProducer* key_producer(DType type) {
   static constexpr KeyProducer kRows[] = {
       plain_keys<Vec, float>(DType::f32),    plain_keys<Vec, F16>(DType::f16),
@@ -25,10 +25,10 @@ const KeyProducer* key_producer(DType type) {
   };
   for (const KeyProducer& row : kRows)
     if (row.type == type) return &row;
-  return nullptr;
+  return image.keys(type);
 }
 
-template <typename Vec>
+template <typename Vec, const ImageKernels& image>
 const ValueProducer* value_producer(DType type) {
   static constexpr ValueProducer kRows[] = {
       plain_values<Vec, float>(DType::f32),    plain_values<Vec, F16>(DType::f16),
@@ -39,7 +39,7 @@ const ValueProducer* value_producer(DType type) {
   };
   for (const ValueProducer& row : kRows)
     if (row.type == type) return &row;
-  return nullptr;
+  return image.values(type);
 }
 
 template <typename Vec>
@@ -47,7 +47,7 @@ void store_f16_row(const float* x, int n, uint16_t* out) {
   for (int i = 0; i < n; i += Vec::kN) Vec::store(reinterpret_cast<F16*>(out + i), Vec::load(x + i));
 }
 
-template <typename Vec>
+template <typename Vec, const ImageKernels& image>
 void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
   switch (type) {
     case DType::tbq2_h:
@@ -63,14 +63,22 @@ void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, 
     case DType::q4_0:
       return BlockEncoder<Vec, Q4Codes>::encode(side, head_dim, exact, region);
     default:
-      return encode_page_scalar(type, side, head_dim, exact, region);
+      return image.encode_page(type, side, head_dim, exact, region);
   }
 }
 
-template <typename Vec>
+template <typename Vec, const ImageKernels& image>
 constexpr AttentionKernels attention_kernels_of(Isa isa) {
-  return {isa,        key_producer<Vec>,  value_producer<Vec>, flash_item<Vec>,    flash_merge<Vec>,
-          plain_item, store_f16_row<Vec>, rotate_head<Vec>,    unrotate_head<Vec>, encode_page<Vec>};
+  return {isa,
+          key_producer<Vec, image>,
+          value_producer<Vec, image>,
+          flash_item<Vec>,
+          flash_merge<Vec>,
+          plain_item,
+          store_f16_row<Vec>,
+          rotate_head<Vec>,
+          unrotate_head<Vec>,
+          encode_page<Vec, image>};
 }
 
 }  // namespace

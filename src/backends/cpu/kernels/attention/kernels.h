@@ -121,6 +121,13 @@ struct PlainItem {
   int kv_head, row;  // row of args
 };
 
+// The part of an ISA's kernels for types that are expanded first (image_source.h).
+struct ImageKernels {
+  const KeyProducer* (*keys)(DType type);  // nullptr when there is none
+  const ValueProducer* (*values)(DType type);
+  void (*encode_page)(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region);
+};
+
 struct AttentionKernels {
   Isa isa;
   const KeyProducer* (*keys)(DType type);  // nullptr when there is none

@@ -125,8 +125,20 @@ void unpack_head_wide(int bits, KvSide side, int head_dim, const std::byte* regi
               region + head_wide_scales(bits, head_dim) + size_t(token) * 2, 2);
 }
 
+// Codes and symbols lie alike.
+int plane_bits(DType type) { return head_wide_bits(type) | trellis_bits(type); }
+
+// Types whose kernels spread a row at a time: 64 wire rows one after the other.
+bool rows_in_order(DType type) {
+  return type == DType::tbq3_0 || type == DType::tbq4_0 || type == DType::q4_polar || type == DType::qjl1_256;
+}
+
 template <typename Move>
 void walk(DType type, KvSide side, int head_dim, int token, const Move& move) {
+  if (rows_in_order(type)) {
+    const size_t row = formats::require(type).row_bytes(head_dim);
+    return move(size_t(token) * row, 0, row);
+  }
   if (const int size = plain_bytes(type)) return walk_plain(size, side, head_dim, token, move);
   walk_blocks(block_form(type), side, head_dim, token, move);
 }
@@ -137,18 +149,18 @@ KvPage::KvPage(DType k, DType v, int head_dim)
     : key_row(formats::require(k).row_bytes(head_dim)), value_row(formats::require(v).row_bytes(head_dim)) {}
 
 bool kv_page_knows(DType type) {
-  return plain_bytes(type) != 0 || block_form(type).codes != 0 || head_wide_bits(type) != 0;
+  return plain_bytes(type) != 0 || block_form(type).codes != 0 || plane_bits(type) != 0 ||
+         rows_in_order(type);
 }
 
 void pack_row(DType type, KvSide side, int head_dim, const std::byte* wire, int token, std::byte* region) {
-  if (const int bits = head_wide_bits(type)) return pack_head_wide(bits, side, head_dim, wire, token, region);
+  if (const int bits = plane_bits(type)) return pack_head_wide(bits, side, head_dim, wire, token, region);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(region + at, wire + from, bytes); });
 }
 
 void unpack_row(DType type, KvSide side, int head_dim, const std::byte* region, int token, std::byte* wire) {
-  if (const int bits = head_wide_bits(type))
-    return unpack_head_wide(bits, side, head_dim, region, token, wire);
+  if (const int bits = plane_bits(type)) return unpack_head_wide(bits, side, head_dim, region, token, wire);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(wire + from, region + at, bytes); });
 }

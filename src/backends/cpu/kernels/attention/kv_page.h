@@ -26,6 +26,8 @@
 //     3 bits      2l (bits 0-2) and 2l + 1 (bits 3-5); images 6 and 7 have their low bits in bits 6-7 of
 //                 lines 0 and 1, their high bits in bits 6 and 7 of line 2
 //     2 bits      4l .. 4l + 3 (bits 0-1, 2-3, 4-5, 6-7)
+//   trellis types (tbq2_ht tbq3_ht tbq4_ht): as head-wide types, a symbol where those have a code
+//   tbq3_0 tbq4_0 q4_polar qjl1_256: 64 wire rows one after the other
 //   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
 //   quarter of the 3-bit codes take two shifts and a select, which separate planes would need for all.
 #pragma once

@@ -1,0 +1,168 @@
+// Trellis types: states from symbols by shifts, levels by byte permutes of a table of 512.
+#include "backends/cpu/kernels/attention/headwide_tables.h"
+#include "backends/cpu/kernels/attention/image_body.h"
+#include "backends/cpu/kernels/attention/trellis_encode_avx512.h"
+#include "backends/cpu/kernels/simd/vec_avx512.h"
+
+namespace kvasir::cpu {
+namespace {
+
+using avx512::Vec;
+using I = __m512i;
+
+template <int b>
+struct TrellisVectors {
+  static constexpr int kTables = b == 2 ? 4 : 8;  // vectors of levels
+  static constexpr int kLines = b * kImage;
+  I table[kTables];
+
+  explicit TrellisVectors(int bias) {
+    const TrellisBytes& bytes = trellis_bytes(b, bias != 0);
+    for (int i = 0; i < kTables; ++i) table[i] = Vec::iload(bytes.level + i * kImage);
+  }
+
+  struct Lines {
+    I line[b];
+    explicit Lines(const std::byte* p) {
+#pragma GCC unroll 4
+      for (int l = 0; l < b; ++l) line[l] = Vec::iload(p + l * kImage);
+    }
+    template <int z>
+    [[gnu::always_inline]] I symbols() const {
+      constexpr CodeField field = code_field(b, z);
+      I code = line[field.line];
+      if constexpr (field.at > 0) code = Vec::template shift_right<field.at>(code);
+      if constexpr (field.high_line >= 0) {
+        const I high = Vec::template shift_right<field.high_at - field.bits>(line[field.high_line]);
+        code = Vec::select_bits((1 << field.bits) - 1, code, high);
+      }
+      return Vec::bit_and(code, _mm512_set1_epi8((1 << b) - 1));
+    }
+  };
+
+  // Levels of the states whose last symbols are `now`, those before it `one`, `two` and `three` values
+  // before.
+  [[gnu::always_inline]] I levels(I now, I one, I two, I three) const {
+    const I near = _mm512_or_si512(now, _mm512_slli_epi32(one, b));
+    if constexpr (b == 2)
+      return lookup256(
+          _mm512_ternarylogic_epi32(near, _mm512_slli_epi32(two, 4), _mm512_slli_epi32(three, 6), 0xfe), 0);
+    I index = near;
+    if constexpr (b == 3)  // its lowest two bits; what the shift moves into the next byte is masked
+      index = _mm512_or_si512(near, _mm512_slli_epi32(_mm512_and_si512(two, _mm512_set1_epi8(3)), 6));
+    const __mmask64 upper = _mm512_test_epi8_mask(two, _mm512_set1_epi8(b == 3 ? 4 : 1));
+    return _mm512_mask_blend_epi8(upper, lookup256(index, 0), lookup256(index, kTables / 2));
+  }
+
+  [[gnu::always_inline]] I lookup256(I index, int first) const {
+    const int last = kTables - 4;  // in reach for b == 2 too
+    const int at = first < last ? first : last;
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index),
+                                  _mm512_permutex2var_epi8(table[at], index, table[at + 1]),
+                                  _mm512_permutex2var_epi8(table[at + 2], index, table[at + 3]));
+  }
+
+  // Bytes moved by n values towards later dimensions, the last ones of `before` first.
+  template <int n>
+  [[gnu::always_inline]] static I after_keys(I now, I before) {
+    return _mm512_or_si512(_mm512_slli_epi32(now, 8 * n), _mm512_srli_epi32(before, 32 - 8 * n));
+  }
+  template <int n>
+  [[gnu::always_inline]] static I after_lanes(I now, I before) {
+    return _mm512_alignr_epi32(now, before, 16 - n);
+  }
+
+  void keys(const std::byte* lines, int n_blocks, const std::byte* next, std::byte* images) const {
+    const Lines last(lines + (n_blocks - 1) * kLines);
+    I before[2] = {last.template symbols<6>(), last.template symbols<7>()};
+    for (int i = 0; i < n_blocks; ++i, lines += kLines, images += kBlockImages * kImage) {
+      for (int l = 0; l < b && next; ++l) __builtin_prefetch(next + (i * b + l) * kImage, 0, 3);
+      const Lines block(lines);
+      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+        const I now = block.template symbols<z>(), old = before[z % 2];
+        before[z % 2] = now;
+        Vec::istore(images + z * kImage,
+                    levels(now, after_keys<1>(now, old), after_keys<2>(now, old), after_keys<3>(now, old)));
+      });
+    }
+  }
+
+  // Two blocks of 16 dimensions and 32 tokens.
+  void values(const std::byte* before_lines, const std::byte* lines, std::byte* images) const {
+    I before[kBlockImages];
+    const Lines old(before_lines);
+    static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] { before[z] = old.template symbols<z>(); });
+    for (int half = 0; half < 2; ++half, lines += kLines, images += kBlockImages * kImage) {
+      const Lines block(lines);
+      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+        const I now = block.template symbols<z>();
+        Vec::istore(images + z * kImage,
+                    levels(now, after_lanes<1>(now, before[z]), after_lanes<2>(now, before[z]),
+                           after_lanes<3>(now, before[z])));
+        before[z] = now;
+      });
+    }
+  }
+};
+
+void half_scales(const std::byte* p, int n, float* scales) {
+  for (int i = 0; i < n; i += Vec::kN) Vec::store(scales + i, Vec::load(reinterpret_cast<const F16*>(p) + i));
+}
+
+template <int b>
+void trellis_keys(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
+                  std::byte* images, float* scales) {
+  const int n_blocks = head_dim / kBlockDims;
+  const size_t group_bytes = size_t(n_blocks) * TrellisVectors<b>::kLines;
+  half_scales(region + head_wide_scales(b, head_dim) + group * 64, 32, scales);
+  TrellisVectors<b>(bias).keys(region + size_t(group) * group_bytes, n_blocks,
+                               next ? next + (group ? 0 : group_bytes) : nullptr, images);
+}
+
+template <int b>
+void trellis_value_scales(const std::byte* region, int head_dim, float* scales) {
+  half_scales(region + head_wide_scales(b, head_dim), kPage, scales);
+}
+
+template <int b>
+void trellis_values(const std::byte* region, int head_dim, int d, int bias, std::byte* images) {
+  constexpr int kLines = TrellisVectors<b>::kLines, kSliceLines = 4 * kLines;
+  const TrellisVectors<b> vectors(bias);
+  const std::byte* before =
+      region + size_t((d + head_dim - kSlice) % head_dim / kSlice) * kSliceLines + kLines;
+  const std::byte* lines = region + size_t(d / kSlice) * kSliceLines;
+  for (int l = 0; l < 4 * b; ++l) __builtin_prefetch(lines + kSliceLines + l * kImage, 0, 3);
+  for (int half = 0; half < 2; ++half)
+    vectors.values(before + half * 2 * kLines, lines + half * 2 * kLines,
+                   images + half * 2 * kBlockImages * kImage);
+}
+
+template <DType type>
+struct TrellisVectorSource {
+  static constexpr DType kType = type;
+  static constexpr int kBits = trellis_bits(type);
+  static constexpr ImageSource kSource{
+      type, 1, nullptr, trellis_keys<kBits>, trellis_value_scales<kBits>, trellis_values<kBits>};
+  static const ImageSource& get() { return kSource; }
+};
+
+void encode_image_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
+  switch (type) {
+    case DType::tbq2_ht:
+      return encode_trellis_page<2>(side, head_dim, exact, region);
+    case DType::tbq3_ht:
+      return encode_trellis_page<3>(side, head_dim, exact, region);
+    case DType::tbq4_ht:
+      return encode_trellis_page<4>(side, head_dim, exact, region);
+    default:
+      return encode_page_scalar(type, side, head_dim, exact, region);
+  }
+}
+
+}  // namespace
+
+extern const ImageKernels kImage_avx512;
+constexpr ImageKernels kImage_avx512 = {image_key_producer<Vec, TrellisVectorSource>,
+                                        image_value_producer<Vec, TrellisVectorSource>, encode_image_page};
+
+}  // namespace kvasir::cpu

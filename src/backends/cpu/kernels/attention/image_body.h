@@ -1,0 +1,123 @@
+// Key and value producers of the types that are expanded into images first (image_source.h). What follows is
+// the scoring and the mixing of headwide_body.h with a step of 1, and so are its bounds. Included by the
+// image file of each ISA, into an unnamed namespace.
+#pragma once
+#include "backends/cpu/kernels/attention/headwide_body.h"
+#include "backends/cpu/kernels/attention/image_source.h"
+#include "backends/cpu/kernels/attention/page_codec.h"
+
+namespace kvasir::cpu {
+namespace {
+
+constexpr int kMaxImageDims = 2 * kMaxHeadDim;
+
+// Source::get() is the ImageSource.
+template <typename Vec, typename Source>
+struct ImageKeys {
+  using Keys = HeadWideKeys<Vec, 8, kMaxImageDims>;
+
+  static void pack_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
+                         std::byte* packed) {
+    const ImageSource& source = Source::get();
+    if (!source.query) return Keys::pack_rows(q, tile, head_dim, scale, packed);
+    alignas(64) float row[kMaxImageDims];
+    for (int i = 0; i < tile.n; ++i) {
+      source.query(q[i], head_dim, row);
+      const float* rows[1] = {row};
+      Keys::pack_rows(rows, {tile.row + i, 1}, head_dim * source.widen, scale, packed);
+    }
+  }
+
+  static void score(const ScoreTask& task) {
+    const ImageSource& source = Source::get();
+    float* scales = reinterpret_cast<float*>(task.scratch);
+    std::byte* images = task.scratch + sizeof(float) * kGroupKeys;
+    source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, task.next, images, scales);
+    static constexpr int8_t kNone[16] = {};
+    Keys::template score_tiles<8>(task, images, scales, Vec::load_table(kNone), task.head_dim * source.widen,
+                                  still(images));
+  }
+};
+
+template <typename Vec, typename Source>
+struct ImageValues {
+  using Values = HeadWideValues<Vec, 8>;
+  static constexpr size_t kSliceImages = 4 * kBlockImages * kImage;
+
+  static void mix(const MixTask& task) {
+    const ImageSource& source = Source::get();
+    const typename Values::Scratch scratch(task.scratch);
+    for (int i = 0; i < task.n_pieces; ++i) {
+      const ValuePiece& piece = task.pieces[i];
+      source.value_scales(piece.values, task.head_dim, scratch.scales + piece.column - piece.first);
+    }
+    typename Values::TilePieces tiles[kBlockRows];
+    for (int t = 0; t < task.n_tiles; ++t) {
+      const RowTile& tile = task.tiles[t];
+      Values::clip_pieces(task, tile, tiles[t]);
+      for (int row = tile.row; row < tile.row + tile.n && tiles[t].count; ++row)
+        Values::split_weights(task, tiles[t], row, 1.0f, scratch);
+    }
+    static constexpr int8_t kNone[16] = {};
+    const auto table = Vec::load_table(kNone);
+    for (int d = 0; d < task.head_dim; d += kSlice) {
+      typename Values::Slice slice{};
+      for (int i = 0; i < task.n_pieces; ++i) {
+        std::byte* images = scratch.images + size_t(i) * kSliceImages;
+        source.values(task.pieces[i].values, task.head_dim, d, Vec::kLevelBias, images);
+        slice.pages[i] = images;
+      }
+      Values::template mix_tiles<8>(task, tiles, d, scratch, slice, table, still(scratch.images));
+    }
+  }
+};
+
+template <typename Vec, typename Source>
+constexpr KeyProducer image_keys() {
+  using P = ImageKeys<Vec, Source>;
+  return {Source::kType, P::Keys::query_bytes, P::pack_query, P::score};
+}
+template <typename Vec, typename Source>
+constexpr ValueProducer image_values() {
+  return {Source::kType, ImageValues<Vec, Source>::mix};
+}
+
+// Source of a type by the code of image_source.cpp.
+template <DType type>
+struct SharedSource {
+  static constexpr DType kType = type;
+  static const ImageSource& get() { return *image_source(type); }
+};
+
+template <typename Vec, template <DType> typename Trellis>
+const KeyProducer* image_key_producer(DType type) {
+  static constexpr KeyProducer kRows[] = {
+      image_keys<Vec, Trellis<DType::tbq2_ht>>(),       image_keys<Vec, Trellis<DType::tbq3_ht>>(),
+      image_keys<Vec, Trellis<DType::tbq4_ht>>(),       image_keys<Vec, SharedSource<DType::tbq3_0>>(),
+      image_keys<Vec, SharedSource<DType::tbq4_0>>(),   image_keys<Vec, SharedSource<DType::q4_polar>>(),
+      image_keys<Vec, SharedSource<DType::qjl1_256>>(),
+  };
+  for (const KeyProducer& row : kRows)
+    if (row.type == type) return &row;
+  return nullptr;
+}
+
+template <typename Vec, template <DType> typename Trellis>
+const ValueProducer* image_value_producer(DType type) {
+  static constexpr ValueProducer kRows[] = {
+      image_values<Vec, Trellis<DType::tbq2_ht>>(),     image_values<Vec, Trellis<DType::tbq3_ht>>(),
+      image_values<Vec, Trellis<DType::tbq4_ht>>(),     image_values<Vec, SharedSource<DType::tbq3_0>>(),
+      image_values<Vec, SharedSource<DType::tbq4_0>>(), image_values<Vec, SharedSource<DType::q4_polar>>(),
+  };
+  for (const ValueProducer& row : kRows)
+    if (row.type == type) return &row;
+  return nullptr;
+}
+
+template <typename Vec>
+constexpr ImageKernels shared_image_kernels() {
+  return {image_key_producer<Vec, SharedSource>, image_value_producer<Vec, SharedSource>, encode_page_scalar};
+}
+
+}  // namespace
+}  // namespace kvasir::cpu

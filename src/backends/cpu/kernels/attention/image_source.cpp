@@ -1,0 +1,279 @@
+#include "backends/cpu/kernels/attention/image_source.h"
+
+#include <array>
+#include <cstring>
+
+#include "backends/cpu/kernels/attention/headwide_tables.h"
+#include "formats/q4_polar.h"
+#include "formats/qjl1_256.h"
+#include "formats/rounding.h"
+#include "formats/tbq_0.h"
+#include "formats/tbq_ht.h"
+
+namespace kvasir::cpu {
+namespace {
+
+constexpr int kTokens = graph::kPageTokens, kImageBytes = 64, kBlockBytes = 8 * kImageBytes;
+
+template <int b>
+constexpr TrellisBytes make_bytes(int bias) {
+  TrellisBytes out{};
+  for (int s = 0; s < formats::Trellis<b>::kStates; ++s)
+    out.level[s] = uint8_t(formats::trellis_table<b>().level[s] + bias);
+  return out;
+}
+template <int b>
+constexpr TrellisBytes kBytes[2] = {make_bytes<b>(0), make_bytes<b>(128)};
+
+// Symbols of a block of `b` lines as its 8 images.
+template <int b>
+void spread_symbols(const std::byte* block, uint8_t (*images)[kImageBytes]) {
+  const uint8_t* lines = reinterpret_cast<const uint8_t*>(block);
+  for (int z = 0; z < 8; ++z) {
+    const CodeField f = code_field(b, z);
+    const uint8_t* line = lines + f.line * kImageBytes;
+    const uint8_t* high = lines + (f.high_line < 0 ? 0 : f.high_line) * kImageBytes;
+    const int mask = (1 << f.bits) - 1, high_mask = f.high_line < 0 ? 0 : 1;
+    for (int i = 0; i < kImageBytes; ++i)
+      images[z][i] = uint8_t((line[i] >> f.at & mask) | (high[i] >> f.high_at & high_mask) << f.bits);
+  }
+}
+
+void half_scales(const std::byte* p, int n, float* scales) {
+  for (int i = 0; i < n; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, p + 2 * i, sizeof bits);
+    scales[i] = f16_to_f32(bits);
+  }
+}
+
+template <int b>
+struct TrellisSource {
+  using T = formats::Trellis<b>;
+  using Images = uint8_t[8][kImageBytes];
+  static constexpr int kLines = b * kImageBytes;
+
+  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
+                   std::byte* images, float* scales) {
+    const int n_blocks = head_dim / 16;
+    const std::byte* lines = region + size_t(group) * size_t(n_blocks) * kLines;
+    const uint8_t* table = trellis_bytes(b, bias != 0).level;
+    uint16_t state[32] = {};
+    Images symbols;
+    spread_symbols<b>(lines + (n_blocks - 1) * kLines, symbols);
+    for (int z = 0; z < 8; ++z) step(symbols[z], state + z % 2 * 16, table, nullptr);
+    for (int i = 0; i < n_blocks; ++i) {
+      spread_symbols<b>(lines + i * kLines, symbols);
+      for (int z = 0; z < 8; ++z)
+        step(symbols[z], state + z % 2 * 16, table,
+             reinterpret_cast<uint8_t*>(images) + i * kBlockBytes + z * kImageBytes);
+    }
+    half_scales(region + head_wide_scales(b, head_dim) + group * 64, 32, scales);
+  }
+
+  // Four dimensions of 16 keys.
+  static void step(const uint8_t* symbols, uint16_t* states, const uint8_t* table, uint8_t* out) {
+    for (int key = 0; key < 16; ++key) {
+      uint32_t s = states[key];
+      for (int j = 0; j < 4; ++j) {
+        s = (s << b | symbols[key * 4 + j]) & (T::kStates - 1);
+        if (out) out[key * 4 + j] = table[s];
+      }
+      states[key] = uint16_t(s);
+    }
+  }
+
+  static void value_scales(const std::byte* region, int head_dim, float* scales) {
+    half_scales(region + head_wide_scales(b, head_dim), kTokens, scales);
+  }
+
+  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images) {
+    const uint8_t* table = trellis_bytes(b, bias != 0).level;
+    const int before = (d + head_dim - 32) % head_dim / 32 * 4 + 1;  // the block of the 16 dimensions before
+    for (int half = 0; half < 2; ++half) {
+      uint16_t state[32] = {};
+      Images symbols;
+      spread_symbols<b>(region + size_t(before + half * 2) * kLines, symbols);
+      run(symbols, 12, state, table, nullptr);
+      for (int block = half * 2; block < half * 2 + 2; ++block) {
+        spread_symbols<b>(region + size_t(d / 32 * 4 + block) * kLines, symbols);
+        run(symbols, 0, state, table, reinterpret_cast<uint8_t*>(images) + block * kBlockBytes);
+      }
+    }
+  }
+
+  // Dimensions `from` .. 15 of 32 values.
+  static void run(const Images& symbols, int from, uint16_t* states, const uint8_t* table, uint8_t* out) {
+    for (int t = 0; t < 32; ++t) {
+      uint32_t s = states[t];
+      for (int d = from; d < 16; ++d) {
+        s = (s << b | symbols[t / 4][d * 4 + t % 4]) & (T::kStates - 1);
+        if (out) out[t / 4 * kImageBytes + d * 4 + t % 4] = table[s];
+      }
+      states[t] = uint16_t(s);
+    }
+  }
+};
+
+// What the block types differ in. kDims: image dimensions a block; kUnit times a level is a value of scale 1.
+template <typename Block>
+struct BlockLevels;
+
+template <>
+struct BlockLevels<formats::BlockTbq3_0> {
+  static constexpr int kDims = 32, kCodes = 8;
+  static constexpr float kUnit = 1;
+  static float scale(const formats::BlockTbq3_0& block) { return f16_to_f32(block.d); }
+  static float level(int code) { return formats::kTbq3Levels[code]; }
+  static void codes(const formats::BlockTbq3_0& block, int, uint8_t* out) {
+    for (int i = 0; i < 32; i += 8) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, block.codes + i / 8 * 3, 3);
+      for (int j = 0; j < 8; ++j) out[i + j] = uint8_t(bits >> (3 * j) & 7);
+    }
+  }
+};
+
+template <>
+struct BlockLevels<formats::BlockTbq4_0> {
+  static constexpr int kDims = 32, kCodes = 16;
+  static constexpr float kUnit = 1;
+  static float scale(const formats::BlockTbq4_0& block) { return f16_to_f32(block.d); }
+  static float level(int code) { return formats::kTbq4Levels[code]; }
+  static void codes(const formats::BlockTbq4_0& block, int, uint8_t* out) {
+    for (int i = 0; i < 16; ++i) out[i] = block.codes[i] & 15, out[i + 16] = block.codes[i] >> 4;
+  }
+};
+
+template <>
+struct BlockLevels<formats::BlockQ4Polar> {
+  static constexpr int kDims = 128, kCodes = 16;
+  static constexpr float kUnit = formats::kInverseRoot128;
+  static float scale(const formats::BlockQ4Polar& block) { return f16_to_f32(block.d); }
+  static float level(int code) { return formats::kPolarLevels[code]; }
+  static void codes(const formats::BlockQ4Polar& block, int first, uint8_t* out) {
+    for (int i = 0; i < 16; ++i)
+      out[2 * i] = block.codes[first / 2 + i] & 15, out[2 * i + 1] = block.codes[first / 2 + i] >> 4;
+  }
+};
+
+template <>
+struct BlockLevels<formats::BlockQjl1_256> {
+  static constexpr int kDims = 256, kCodes = 2;
+  static constexpr float kUnit = formats::kSketchScale;
+  static float scale(const formats::BlockQjl1_256& block) { return bf16_to_f32(block.norm); }
+  static float level(int code) { return code ? 1.0f : -1.0f; }
+  static void codes(const formats::BlockQjl1_256& block, int first, uint8_t* out) {
+    for (int i = 0; i < 32; ++i) out[i] = block.signs[(first + i) / 8] >> (i % 8) & 1;
+  }
+};
+
+template <typename Block>
+struct BlockSource {
+  using Levels = BlockLevels<Block>;
+  static constexpr int kDims = Levels::kDims, kCodes = Levels::kCodes;
+
+  // One row's scale and the bytes of each of its blocks' codes.
+  struct Row {
+    const Block* blocks;
+    float top = 0;
+    Row(const std::byte* region, int head_dim, int token)
+        : blocks(reinterpret_cast<const Block*>(region) + size_t(token) * size_t(head_dim / Block::kValues)) {
+      for (int b = 0; b < head_dim / Block::kValues; ++b) {
+        const float d = Levels::scale(blocks[b]);
+        top = d > top ? d : top;
+      }
+    }
+    float scale() const { return top * (Levels::kUnit * Levels::level(kCodes - 1) / 127.0f); }
+    void table(int b, int bias, uint8_t* out) const {
+      const float d = Levels::scale(blocks[b]);
+      const float share = d > 0 ? d / top : 0.0f;
+      for (int i = 0; i < kCodes; ++i) {
+        const float whole = Levels::level(i) * (127.0f / Levels::level(kCodes - 1));
+        out[i] = uint8_t(formats::nearest_int(whole * share) + bias);
+      }
+    }
+  };
+
+  // Bytes of image dimensions d .. d + 31 of a row whose block's table is `table`.
+  static void bytes(const Row& row, int d, const uint8_t* table, uint8_t* out) {
+    uint8_t codes[32];
+    Levels::codes(row.blocks[d / kDims], d % kDims, codes);
+    for (int i = 0; i < 32; ++i) out[i] = table[codes[i]];
+  }
+
+  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
+                   std::byte* images, float* scales) {
+    const int dims = head_dim / Block::kValues * kDims;
+    for (int t = 0; t < 32; ++t) {
+      const Row row(region, head_dim, group * 32 + t);
+      scales[t] = row.scale();
+      std::byte* out = images + t / 16 * kImageBytes + t % 16 * 4;
+      uint8_t table[16], values[32];
+      for (int d = 0; d < dims; d += 32) {
+        if (d % kDims == 0) row.table(d / kDims, bias, table);
+        bytes(row, d, table, values);
+        for (int i = 0; i < 32; i += 4, out += 2 * kImageBytes) std::memcpy(out, values + i, 4);
+      }
+    }
+  }
+
+  static void value_scales(const std::byte* region, int head_dim, float* scales) {
+    for (int t = 0; t < kTokens; ++t) scales[t] = Row(region, head_dim, t).scale();
+  }
+
+  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images) {
+    for (int t = 0; t < kTokens; t += 4) {
+      uint8_t table[16], four[4][32];
+      for (int j = 0; j < 4; ++j) {
+        const Row row(region, head_dim, t + j);
+        row.table(d / kDims, bias, table);
+        bytes(row, d, table, four[j]);
+      }
+      std::byte* out = images + t / 32 * 2 * kBlockBytes + t % 32 / 4 * kImageBytes;
+      for (int i = 0; i < 32; ++i) {
+        const uint8_t word[4] = {four[0][i], four[1][i], four[2][i], four[3][i]};
+        std::memcpy(out + i / 16 * kBlockBytes + i % 16 * 4, word, 4);
+      }
+    }
+  }
+};
+
+void sketch(const float* q, int head_dim, float* out) {
+  for (int d = 0; d < head_dim; d += 128) formats::qjl_sketch(q + d, out + 2 * d);
+}
+
+template <int b>
+constexpr ImageSource trellis_source(DType type) {
+  using S = TrellisSource<b>;
+  return {type, 1, nullptr, S::keys, S::value_scales, S::values};
+}
+template <typename Block>
+constexpr ImageSource block_source(DType type) {
+  using S = BlockSource<Block>;
+  return {type, 1, nullptr, S::keys, S::value_scales, S::values};
+}
+
+constexpr ImageSource kSources[] = {
+    trellis_source<2>(DType::tbq2_ht),
+    trellis_source<3>(DType::tbq3_ht),
+    trellis_source<4>(DType::tbq4_ht),
+    block_source<formats::BlockTbq3_0>(DType::tbq3_0),
+    block_source<formats::BlockTbq4_0>(DType::tbq4_0),
+    block_source<formats::BlockQ4Polar>(DType::q4_polar),
+    {DType::qjl1_256, 2, sketch, BlockSource<formats::BlockQjl1_256>::keys, nullptr, nullptr},
+};
+
+}  // namespace
+
+const ImageSource* image_source(DType type) {
+  for (const ImageSource& source : kSources)
+    if (source.type == type) return &source;
+  return nullptr;
+}
+
+const TrellisBytes& trellis_bytes(int bits, bool biased) {
+  return bits == 2 ? kBytes<2>[biased] : bits == 3 ? kBytes<3>[biased] : kBytes<4>[biased];
+}
+
+}  // namespace kvasir::cpu

@@ -1,0 +1,45 @@
+// Types that are expanded before they are read: the keys of a group, or a slice of a page of values, become
+// images of int8 levels as the head-wide kernels read them (headwide_body.h; places: kv_page.h), with one f32
+// scale a token. A token's value is scale * byte:
+//   tbq2_ht tbq3_ht tbq4_ht   the table's own int8 level and the row's f16 scale: exact
+//   blocks of a scale d_b and levels l (tbq3_0 tbq4_0 q4_polar, and qjl1_256 as its 256 signs):
+//     scale = max_b d_b * L / 127, L the largest |l|; byte = nearest((127 l / L) * (d_b / max_b d_b))
+//     so a value is off by at most scale / 2, 1 / 254 of the row's largest possible value (and a few units of
+//     f32's last place)
+// The bytes are the same on every ISA: the code of this file is compiled once, and what an ISA replaces moves
+// whole numbers only.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels/attention/kernels.h"
+#include "backends/cpu/kernels/attention/kv_page.h"
+
+namespace kvasir::cpu {
+
+// Levels are stored plus `bias` (mod 256), as Vec::dot8 wants them. `next` is what is read afterwards, for
+// prefetching, or null.
+struct ImageSource {
+  DType type;
+  int widen;  // image dimensions a value of a key: 2 for qjl1_256
+  // The sketch of a query row, into out[head_dim * widen]; null where the query is taken as it is.
+  void (*query)(const float* q, int head_dim, float* out);
+  // Keys 32 * group .. of a region: images [head_dim * widen / 16][8][64] and scales[32].
+  void (*keys)(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
+               std::byte* images, float* scales);
+  // Scales of the 64 values of a region.
+  void (*value_scales)(const std::byte* region, int head_dim, float* scales);
+  // Dimensions d .. d + 31 of a page of values: images [4][8][64].
+  void (*values)(const std::byte* region, int head_dim, int d, int bias, std::byte* images);
+};
+
+// nullptr for types that are not expanded. Keys of qjl1_256 only: its value functions are null.
+const ImageSource* image_source(DType type);
+
+// Biased levels of a trellis type by state, from 0 on.
+struct TrellisBytes {
+  alignas(64) uint8_t level[512];
+};
+const TrellisBytes& trellis_bytes(int bits, bool biased);
+
+}  // namespace kvasir::cpu
