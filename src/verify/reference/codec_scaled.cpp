@@ -51,11 +51,17 @@ void ScaledCodec::decode(const std::byte* row, int d, double* out) const {
 }
 
 void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double* out) const {
-  std::vector<double> levels = levels_of(d);
-  const double step = levels.back() / codes;
-  for (double& level : levels) level = step * std::round(level / step);
-  for (int i = 0; i < d; ++i)
-    out[i] = from_f16(scale(row, d, i / group(d))) * levels[size_t(code(row, d, i))];
+  // Whole numbers of steps of the row's largest value, whichever group has it. Which one is single
+  // precision's choice, as image_source.h has it: near-ties are far more than rounding in the rest.
+  const std::vector<double> levels = levels_of(d);
+  double top = 0;
+  for (int g = 0; g < d / group(d); ++g) top = std::max(top, from_f16(scale(row, d, g)));
+  const float unit = float(codes) / float(levels.back());
+  for (int i = 0; i < d; ++i) {
+    const float share = top > 0 ? float(from_f16(scale(row, d, i / group(d)))) / float(top) : 0.0f;
+    const float whole = float(levels[size_t(code(row, d, i))]) * unit * share;
+    out[i] = top * levels.back() / codes * double(std::nearbyint(whole));
+  }
 }
 
 void ScaledCodec::encode(const double* x, int d, std::byte* row) const {
