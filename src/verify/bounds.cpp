@@ -21,7 +21,14 @@ Arithmetic arithmetic_of(DType type, bool flash) {
     case DType::tbq2_ht:
     case DType::tbq3_ht:
     case DType::tbq4_ht:
+    case DType::tbq3_0:
+    case DType::tbq4_0:
+    case DType::q4_polar:
       return {1.0 / 127, 1.0 / 16383, 127};  // 8-bit queries and levels, weights in two limbs of 7 bits
+    case DType::qjl1_256:
+      // The sketch of the query has 8 bits: top about 3 |q|, and |q| / sqrt(128) is the least that max |q_i|
+      // can be.
+      return {4.0 / 127, 0};
     default:
       return {1.0 / 32767, 1.0 / 32767};  // 16-bit queries and weights
   }
