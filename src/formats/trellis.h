@@ -40,7 +40,7 @@ struct Trellis {
 
   static void search(const int8_t* x, int d, const int8_t* table, uint8_t* symbols) {
     uint8_t from[kMaxTrellis * size_t(kGroups)];
-    uint16_t cost[kStates]{};
+    int32_t cost[kStates]{};
     int n = 0;
     for (int t = d - kTrellisBefore; t < d + kTrellisAfter; ++t, ++n)
       step(cost, x[t % d], table, from + n * kGroups, n);
@@ -48,7 +48,7 @@ struct Trellis {
     for (int s = 1; s < kStates; ++s)
       if (cost[s] < cost[seam]) seam = s;
     while (n > kTrellisBefore) seam = back(seam, from + --n * kGroups);
-    for (uint16_t& c : cost) c = 65535;
+    for (int32_t& c : cost) c = 65535;
     cost[seam] = 0;
     for (int t = 0; t < d; ++t) step(cost, x[t], table, from + t * kGroups, t);
     for (int t = d - 1, s = seam; t >= 0; --t) {
@@ -60,21 +60,26 @@ struct Trellis {
  private:
   static int back(int s, const uint8_t* from) { return from[s >> b] * kGroups + (s >> b); }
 
-  static void step(uint16_t* cost, int x, const int8_t* table, uint8_t* from, int index) {
-    uint16_t best[kGroups];
+  // Costs in 32 bits: compilers vectorise their comparisons for every CPU.
+  static void step(int32_t* cost, int x, const int8_t* table, uint8_t* from, int index) {
+    int32_t best[kGroups], pick[kGroups]{};
     std::memcpy(best, cost, sizeof best);
-    std::memset(from, 0, kGroups);
     for (int p = 1; p < kBranches; ++p)
-      for (int g = 0; g < kGroups; ++g)
-        if (cost[p * kGroups + g] < best[g]) best[g] = cost[p * kGroups + g], from[g] = uint8_t(p);
-    for (int s = 0; s < kStates; ++s) {
-      const int off = x - table[s], sum = best[s >> b] + off * off;
-      cost[s] = uint16_t(sum < 65535 ? sum : 65535);
-    }
+      for (int g = 0; g < kGroups; ++g) {
+        const bool less = cost[p * kGroups + g] < best[g];
+        best[g] = less ? cost[p * kGroups + g] : best[g];
+        pick[g] = less ? p : pick[g];
+      }
+    for (int g = 0; g < kGroups; ++g) from[g] = uint8_t(pick[g]);
+    for (int g = 0; g < kGroups; ++g)
+      for (int o = 0; o < kBranches; ++o) {
+        const int off = x - table[g * kBranches + o], sum = best[g] + off * off;
+        cost[g * kBranches + o] = sum < 65535 ? sum : 65535;
+      }
     if (index % kTrellisAgeing != kTrellisAgeing - 1) return;
-    uint16_t least = 65535;
+    int32_t least = 65535;
     for (int s = 0; s < kStates; ++s) least = cost[s] < least ? cost[s] : least;
-    for (int s = 0; s < kStates; ++s) cost[s] = uint16_t(cost[s] - least);
+    for (int s = 0; s < kStates; ++s) cost[s] -= least;
   }
 };
 

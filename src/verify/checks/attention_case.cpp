@@ -61,15 +61,27 @@ Query query_of(const RigSpec& spec, std::span<const float> row, int head) {
   codec->to_basis(reference::Side::kKeys, query.basis.data(), d);
   for (const double x : query.basis) query.top = std::max(query.top, std::fabs(x));
   if (!arithmetic.coarse() || query.top == 0) return query;
-  constexpr double kNearTie = 2e-4;  // single precision's error of a code, generously
   const double step = query.top * arithmetic.query_step;
+  // Single precision's error of a code: that of the rotation, in steps, and of the product that makes the
+  // code.
+  const double near_tie = std::max(2e-4, (std::log2(double(d)) + 2) * kUnit * query.norm / step);
   for (const double x : query.basis) {
     const double code = x / step;
-    query.coded.ties += std::fabs(std::fabs(code - std::trunc(code)) - 0.5) < kNearTie;
+    query.coded.ties += std::fabs(std::fabs(code - std::trunc(code)) - 0.5) < near_tie;
     query.coded.q.push_back(step * std::nearbyint(code));
   }
   codec->from_basis(reference::Side::kKeys, query.coded.q.data(), d);
   return query;
+}
+
+// The largest value of a key in the basis of its type.
+double top_in_basis(const RigSpec& spec, const double* key) {
+  std::vector<double> basis(key, key + spec.head_dim);
+  reference::find_codec(formats::require(spec.k).name)
+      ->to_basis(reference::Side::kKeys, basis.data(), spec.head_dim);
+  double top = 0;
+  for (const double value : basis) top = std::max(top, std::fabs(value));
+  return top;
 }
 
 // Bounds of the scores of one head, by visible position.
@@ -90,13 +102,12 @@ std::vector<double> score_bounds(const RigSpec& spec, const reference::Rows& key
     terms.magnitude = head.magnitude[j];
     terms.key_norm = norm(k, spec.head_dim);
     terms.score = head.score[j];
-    // Coarse rounding is part of the expected value already, but for ties: one step of a value of at most 3
-    // rms.
+    // Coarse rounding is part of the expected value already, but for ties: each one step of a value of the
+    // key.
     double bound =
         score_bound(exact || arithmetic.coarse() ? Arithmetic{} : arithmetic, rotated(spec.k), terms);
-    if (!exact && arithmetic.coarse())
-      bound += query.coded.ties * query.top * arithmetic.query_step * 3 * terms.key_norm /
-               std::sqrt(double(spec.head_dim)) * terms.scale;
+    if (!exact && query.coded.ties > 0)
+      bound += query.coded.ties * query.top * arithmetic.query_step * top_in_basis(spec, k) * terms.scale;
     bounds.push_back(bound + 4 * kUnit * double(spec.softcap));
   }
   return bounds;

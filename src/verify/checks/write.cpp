@@ -83,6 +83,9 @@ void check_coded_row(Written& w, const reference::Codec& codec, DType type, std:
   format.encode(rounded.data(), expected.data(), d);
   for (size_t i = 0; i < expected.size(); ++i) w.different += expected[i] != bytes[i];
   w.bytes += int64_t(expected.size());
+  // A search in double precision is slow: the bytes, compared on every row, carry its verdict on one in eight
+  // to the rest.
+  if (w.rows++ % 8 != 0 && codec.searches()) return;
   count(w, codec.check(source.data(), d, bytes));
   std::vector<double> ours(source.size()), best(source.size());
   codec.decode(bytes, d, ours.data());
@@ -93,7 +96,6 @@ void check_coded_row(Written& w, const reference::Codec& codec, DType type, std:
     w.least += (best[i] - original[i]) * (best[i] - original[i]);
     w.total += original[i] * original[i];
   }
-  ++w.rows;
 }
 
 Written read_back(const Rig& rig, const reference::Codec& codec, DType type, bool keys) {

@@ -38,6 +38,12 @@ std::vector<double> lloyd_normal(std::vector<double> level, int rounds) {
   return level;
 }
 
+// To the digits that were published, so that near-ties fall as they do there.
+std::vector<double> published(std::vector<double> levels, double digits) {
+  for (double& level : levels) level = std::round(level * digits) / digits;
+  return levels;
+}
+
 // Midpoints of n equal cells of [0, end].
 std::vector<double> cell_middles(int n, double end) {
   std::vector<double> middles;
@@ -51,7 +57,7 @@ class Tbq0Codec final : public ScaledCodec {
  public:
   Tbq0Codec(std::string_view name, int bits) : name_(name), bits_(bits) {
     // Three bits: the optimum for N(0, 1). Four bits: what was published, which had not converged.
-    levels_ = mirrored(bits == 3 ? lloyd_normal(cell_middles(4, 2.6), 3000)
+    levels_ = mirrored(bits == 3 ? published(lloyd_normal(cell_middles(4, 2.6), 3000), 1e7)
                                  : std::vector<double>{0.1283243, 0.3878412, 0.6564307, 0.9419147, 1.2557391,
                                                        1.6175243, 2.0685055, 2.7321365});
   }
@@ -117,7 +123,7 @@ class Tbq0Codec final : public ScaledCodec {
 class PolarCodec final : public ScaledCodec {
  public:
   PolarCodec() {
-    for (const double level : mirrored(lloyd_normal(cell_middles(8, 4), 100)))
+    for (const double level : mirrored(published(lloyd_normal(cell_middles(8, 4), 100), 1e9)))
       levels_.push_back(level / std::sqrt(128.0));
     uint32_t x = 42;
     for (double& sign : signs_) {
@@ -137,6 +143,7 @@ class PolarCodec final : public ScaledCodec {
 
  protected:
   int group(int) const override { return 128; }
+  double level_unit() const override { return 1 / std::sqrt(128.0); }
   std::vector<double> levels_of(int) const override { return levels_; }
   int code(const std::byte* row, int, int i) const override {
     return bits_at(row + i / 128 * 82 + 2, i % 128 * 4, 4);

@@ -56,10 +56,10 @@ void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double*
   const std::vector<double> levels = levels_of(d);
   double top = 0;
   for (int g = 0; g < d / group(d); ++g) top = std::max(top, from_f16(scale(row, d, g)));
-  const float unit = float(codes) / float(levels.back());
+  const float unit = float(codes) / float(levels.back() / level_unit());
   for (int i = 0; i < d; ++i) {
     const float share = top > 0 ? float(from_f16(scale(row, d, i / group(d)))) / float(top) : 0.0f;
-    const float whole = float(levels[size_t(code(row, d, i))]) * unit * share;
+    const float whole = float(levels[size_t(code(row, d, i))] / level_unit()) * unit * share;
     out[i] = top * levels.back() / codes * double(std::nearbyint(whole));
   }
 }

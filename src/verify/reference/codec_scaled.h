@@ -35,6 +35,8 @@ class ScaledCodec : public Codec {
  protected:
   virtual int group(int d) const = 0;
   virtual std::vector<double> levels_of(int d) const = 0;
+  // What the published levels are multiplied by to become these.
+  virtual double level_unit() const { return 1; }
   virtual int code(const std::byte* row, int d, int i) const = 0;
   virtual void set_code(std::byte* row, int d, int i, int code) const = 0;
   virtual uint16_t scale(const std::byte* row, int d, int g) const = 0;

@@ -15,6 +15,7 @@
 namespace kvasir::verify::reference {
 namespace {
 
+constexpr int kAround = 48;   // some ten times the memory of a path
 constexpr double kUnit = 40;  // levels are in 1 / 40 of the root mean square
 
 class TrellisCodec final : public Codec {
@@ -27,6 +28,7 @@ class TrellisCodec final : public Codec {
   bool rotated() const override { return true; }
   void to_basis(Side side, double* x, int d) const override { rotate(side, x, d); }
   void from_basis(Side side, double* r, int d) const override { unrotate(side, r, d); }
+  bool searches() const override { return true; }
   double theory(int d) const override { return nmse_[d == 64 ? 0 : d == 128 ? 1 : d == 256 ? 2 : 3]; }
 
   void decode(const std::byte* row, int d, double* out) const override {
@@ -39,13 +41,12 @@ class TrellisCodec final : public Codec {
     std::memset(row, 0, row_bytes(d));
     const double rms = root_of_squares(x, d) / std::sqrt(double(d));
     if (rms == 0) return;
-    // Three times around the ring: in the second lap neither free end matters any more, and its symbols are
-    // the row's.
-    std::vector<double> target;
-    for (int lap = 0; lap < 3; ++lap)
-      for (int t = 0; t < d; ++t) target.push_back(target_of(x[t], rms));
+    // Past both ends of the ring, far enough that the free ends of the path do not matter between them.
+    std::vector<float> target;
+    for (int t = -kAround; t < d + kAround; ++t) target.push_back(float(target_of(x[(t + d) % d], rms)));
     const std::vector<int> states = best_states(target);
-    for (int t = 0; t < d; ++t) put_bits(row, t * bits_, bits_, states[size_t(d + t)] & ((1 << bits_) - 1));
+    for (int t = 0; t < d; ++t)
+      put_bits(row, t * bits_, bits_, states[size_t(kAround + t)] & ((1 << bits_) - 1));
     const uint16_t scale = to_f16(scale_for(x, d, row));
     if ((scale & 0x7fff) == 0) std::memset(row, 0, row_bytes(d));
     put_u16(row + d * bits_ / 8, scale);
@@ -109,23 +110,25 @@ class TrellisCodec final : public Codec {
     return yy > 0 ? std::max(0.0, xy / yy) : 0;
   }
 
-  // States of the cheapest path through `target` with free ends.
-  std::vector<int> best_states(const std::vector<double>& target) const {
+  // States of the cheapest path through `target` with free ends. Costs are f32: a path that is worse by its
+  // rounding will do.
+  std::vector<int> best_states(const std::vector<float>& target) const {
     const int branches = 1 << bits_, groups = n_states_ / branches;
-    std::vector<double> now(static_cast<size_t>(n_states_)), next(now);
-    std::vector<uint8_t> from(target.size() * size_t(groups));
+    std::vector<float> now(static_cast<size_t>(n_states_)), best(static_cast<size_t>(groups));
+    std::vector<int> from(target.size() * size_t(groups));
     for (size_t t = 0; t < target.size(); ++t) {
-      for (int g = 0; g < groups; ++g) {
-        int best = 0;
-        for (int p = 1; p < branches; ++p)
-          if (now[size_t(p * groups + g)] < now[size_t(best * groups + g)]) best = p;
-        from[t * size_t(groups) + size_t(g)] = uint8_t(best);
-        for (int o = 0; o < branches; ++o) {
-          const double miss = target[t] - levels_[g * branches + o];
-          next[size_t(g * branches + o)] = now[size_t(best * groups + g)] + miss * miss;
+      int* pick = &from[t * size_t(groups)];
+      for (int g = 0; g < groups; ++g) best[size_t(g)] = now[size_t(g)];
+      for (int p = 1; p < branches; ++p)
+        for (int g = 0; g < groups; ++g) {
+          const float other = now[size_t(p * groups + g)], mine = best[size_t(g)];
+          pick[g] = other < mine ? p : pick[g];
+          best[size_t(g)] = other < mine ? other : mine;
         }
+      for (int s = 0; s < n_states_; ++s) {
+        const float miss = target[t] - float(levels_[s]);
+        now[size_t(s)] = best[size_t(s / branches)] + miss * miss;
       }
-      std::swap(now, next);
     }
     int state = int(std::min_element(now.begin(), now.end()) - now.begin());
     std::vector<int> states(target.size());

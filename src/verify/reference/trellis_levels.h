@@ -1,5 +1,6 @@
-// Levels of the trellis types by state: data of the types, as the descriptions of their bytes are. The reference cannot derive
-// what was trained, so it keeps a copy of its own; a table of the product that differs in one entry shows.
+// Levels of the trellis types by state: data of the types, as the descriptions of their bytes are. The
+// reference cannot derive what was trained, so it keeps a copy of its own; a table of the product that
+// differs in one entry shows.
 #pragma once
 #include <cstdint>
 
