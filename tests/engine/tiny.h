@@ -10,6 +10,7 @@
 
 #include "engine/model.h"
 #include "engine/session.h"
+#include "formats/format.h"
 
 namespace kvasir::test {
 
@@ -61,7 +62,8 @@ inline engine::SessionOptions session_options(DType kv = DType::f16, int n_ctx =
   engine::SessionOptions o;
   o.n_ctx = n_ctx;
   o.n_ubatch = n_ubatch;
-  o.kv.k = o.kv.v = kv;
+  o.kv.k = kv;
+  o.kv.v = formats::require(kv).has_role(formats::kValues) ? kv : DType::f16;
   return o;
 }
 
