@@ -89,7 +89,7 @@ void check_kv_type(const backends::Caps& caps, DType type, formats::Role role) {
 }
 
 std::vector<graph::KvSpec> cache_specs(std::vector<graph::KvSpec> specs, const SessionOptions& options) {
-  const auto pages = [](int tokens) { return (tokens + kPageTokens - 1) / kPageTokens; };
+  const auto pages = [](int tokens) { return tokens / kPageTokens + (tokens % kPageTokens != 0); };
   for (graph::KvSpec& spec : specs) {
     const bool sliding = spec.window > 0;
     spec.k_type = sliding ? options.kv.k_sliding.value_or(options.kv.k) : options.kv.k;
