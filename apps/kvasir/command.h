@@ -35,6 +35,7 @@ Command bench_command();
 Command perplexity_command();
 Command synth_command();
 Command verify_command();
+Command decide_command();
 Command devices_command();
 Command formats_command();
 

@@ -70,6 +70,11 @@ uint64_t memory_available() {
   return available;
 }
 
+uint64_t memory_limit() {
+  const uint64_t total = memory_total(), limit = field("/sys/fs/cgroup/memory.max", "");
+  return limit > 0 ? std::min(total, limit) : total;
+}
+
 std::string utc_time() {
   const std::time_t now = std::time(nullptr);
   std::tm parts = {};

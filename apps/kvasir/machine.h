@@ -10,6 +10,7 @@ namespace kvasir::app {
 double load_average();        // one minute
 uint64_t memory_total();      // bytes
 uint64_t memory_available();  // bytes; 0 when unknown
+uint64_t memory_limit();      // bytes this process may use of memory_total(): a container may have less
 std::string utc_time();       // "2026-11-29T20:46:00Z"
 
 // Share of all cores' time that other programs used between two moments.

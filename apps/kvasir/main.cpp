@@ -11,7 +11,7 @@ namespace kvasir::app {
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {run_command(),     chat_command(),       info_command(),
                                            bench_command(),   perplexity_command(), synth_command(),
-                                           verify_command(),  devices_command(),    formats_command()};
+                                           verify_command(),  decide_command(), devices_command(),    formats_command()};
   return all;
 }
 

@@ -16,6 +16,7 @@ namespace kvasir::app {
 std::vector<Flag> model_flags();    // -m --backend -t -ngl
 std::vector<Flag> context_flags();  // -c -b -ub
 std::vector<Flag> cache_flags();    // -ctk -ctv --kv-swa -fa
+std::vector<Flag> choice_flags();   // --kl-max --prefer-exact-kv --allow-unverified
 std::vector<Flag> sampling_flags(std::string_view default_temperature);
 std::vector<Flag> prompt_flags();  // -p -f
 std::vector<Flag> output_flags();  // --json -v -q --help

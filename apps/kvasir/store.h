@@ -1,0 +1,33 @@
+// What earlier commands left in the cache folder for decisions: records of verify, measured costs, measured
+// quality.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "decide/cost.h"
+#include "decide/device.h"
+#include "decide/quality.h"
+
+namespace kvasir::app {
+
+// ${XDG_CACHE_HOME:-~/.cache}/kvasir; empty when neither variable is set.
+std::string cache_folder();
+std::string evidence_folder();
+
+// nullopt when there is none; a file that cannot be read is said on stderr and counts as none.
+std::optional<decide::MachineTable> stored_machine(const std::string& backend, const std::string& device,
+                                                   int threads);
+std::optional<decide::QualityTable> stored_quality(const std::string& fingerprint);
+// Both replace what is there and return the path; empty when there is no cache folder. Throw Error{kFailed}.
+std::string store_machine(const decide::MachineTable& table);
+std::string store_quality(const decide::QualityTable& table);
+
+// The record of these kernels on this device, if one is stored.
+std::optional<decide::Evidence> stored_record(const std::string& backend, const decide::Here& here);
+
+// Whole files. read_file throws Error{kBadFile}; write_file writes beside and renames, throws Error{kFailed}.
+std::string read_file(const std::string& path);
+void write_file(const std::string& path, const std::string& text);
+
+}  // namespace kvasir::app

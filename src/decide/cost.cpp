@@ -1,0 +1,155 @@
+#include "decide/cost.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "decide/json_reader.h"
+#include "formats/format.h"
+
+namespace kvasir::decide {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string_view name(DType type) { return formats::require(type).name; }
+
+// ns a key of exactly this pair.
+std::optional<double> measured(const MachineTable& table, DType k, DType v, int head_dim, double heads) {
+  const AttentionCost *low = nullptr, *high = nullptr;
+  for (const AttentionCost& row : table.attention) {
+    if (row.k != k || row.v != v || row.head_dim != head_dim) continue;
+    if (!low || row.heads_each < low->heads_each) low = &row;
+    if (!high || row.heads_each > high->heads_each) high = &row;
+  }
+  if (!low) return std::nullopt;
+  if (low->heads_each == high->heads_each) return low->ns_per_key;
+  const double slope =
+      std::max(0.0, (high->ns_per_key - low->ns_per_key) / double(high->heads_each - low->heads_each));
+  // Below the fewest heads the bytes bound what is left.
+  return low->ns_per_key + slope * std::max(0.0, heads - low->heads_each);
+}
+
+// What a type costs on one side: half of the pair with itself, or what is left of a pair with a known other.
+std::optional<double> side(const MachineTable& table, DType type, bool keys, int head_dim, double heads) {
+  if (const auto both = measured(table, type, type, head_dim, heads)) return *both / 2;
+  for (const AttentionCost& row : table.attention) {
+    const DType mine = keys ? row.k : row.v, other = keys ? row.v : row.k;
+    if (mine != type || row.head_dim != head_dim || other == type) continue;
+    const auto pair = measured(table, row.k, row.v, head_dim, heads);
+    const auto rest = measured(table, other, other, head_dim, heads);
+    if (pair && rest) return std::max(0.0, *pair - *rest / 2);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string to_json(const MachineTable& t) {
+  Json json = {{"schema", t.schema},
+               {"kind", "machine"},
+               {"backend", t.backend},
+               {"device", t.device},
+               {"isa", t.isa},
+               {"kernel_hash", t.kernel_hash},
+               {"date", t.date},
+               {"threads", t.threads},
+               {"load", t.load},
+               {"memory_bytes", t.memory_bytes},
+               {"read_gb_per_s", t.read_gb_per_s},
+               {"int8_gops", t.int8_gops},
+               {"f32_gflops", t.f32_gflops},
+               {"op_us", t.op_us},
+               {"weights", Json::array()},
+               {"attention", Json::array()}};
+  for (const WeightCost& w : t.weights)
+    json["weights"].push_back({{"type", name(w.type)}, {"gb_per_s", w.gb_per_s}, {"gops", w.gops}});
+  for (const AttentionCost& a : t.attention)
+    json["attention"].push_back({{"k", name(a.k)},
+                                 {"v", name(a.v)},
+                                 {"head_dim", a.head_dim},
+                                 {"heads_each", a.heads_each},
+                                 {"ns_per_key", a.ns_per_key}});
+  return json.dump(1);
+}
+
+MachineTable machine_from_json(std::string_view text, std::string_view file) {
+  const auto json = parse_json(text, file);
+  const JsonReader r(json, std::string(file));
+  MachineTable t;
+  if (r.text("kind") != "machine") fail(ErrorCode::kBadFile, "{}: field 'kind' is not 'machine'", file);
+  if (r.integer("schema") != kMachineSchema)
+    fail(ErrorCode::kBadFile, "{}: field 'schema' is {}; this program reads {}", file, r.integer("schema"),
+         kMachineSchema);
+  t.backend = r.text("backend");
+  t.device = r.text("device");
+  t.isa = r.text("isa");
+  t.kernel_hash = r.text("kernel_hash");
+  t.date = r.text("date");
+  t.threads = int(r.integer("threads"));
+  t.load = r.positive("load");
+  t.memory_bytes = uint64_t(r.integer("memory_bytes"));
+  t.read_gb_per_s = r.positive("read_gb_per_s");
+  t.int8_gops = r.positive("int8_gops");
+  t.f32_gflops = r.positive("f32_gflops");
+  t.op_us = r.positive("op_us");
+  const auto& weights = r.list("weights");
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const JsonReader row(weights[i], r.item("weights", i));
+    t.weights.push_back({row.type("type"), row.positive("gb_per_s"), row.positive("gops")});
+  }
+  const auto& attention = r.list("attention");
+  for (size_t i = 0; i < attention.size(); ++i) {
+    const JsonReader row(attention[i], r.item("attention", i));
+    t.attention.push_back({row.type("k"), row.type("v"), int(row.integer("head_dim")),
+                           int(row.integer("heads_each")), row.positive("ns_per_key")});
+  }
+  return t;
+}
+
+std::string machine_name(std::string_view backend, std::string_view device, int threads) {
+  std::string text = fmt::format("{}-{}-t{}.json", backend, device, threads);
+  for (char& c : text)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '-') c = '_';
+  return text;
+}
+
+double op_seconds(const MachineTable& t, double bytes, double operations) {
+  const double read = t.read_gb_per_s > 0 ? bytes / (t.read_gb_per_s * 1e9) : 0;
+  const double compute = t.int8_gops > 0 ? operations / (t.int8_gops * 1e9) : 0;
+  return std::max(read, compute) + t.op_us * 1e-6;
+}
+
+std::optional<double> attention_ns(const MachineTable& table, DType k, DType v, int head_dim, double heads) {
+  if (const auto pair = measured(table, k, v, head_dim, heads)) return pair;
+  const auto keys = side(table, k, true, head_dim, heads), values = side(table, v, false, head_dim, heads);
+  if (!keys || !values) return std::nullopt;
+  return *keys + *values;
+}
+
+Prediction predict_step(const MachineTable& table, const ModelGeometry& g, const KvTypes& types,
+                        int n_visible) {
+  StepCost cost;
+  for (const StepWeights& part : g.step) {
+    const auto found = std::ranges::find(table.weights, part.type, &WeightCost::type);
+    // Rows of f32 are few (routers, norms); the plain read rate stands for them.
+    const double rate = found != table.weights.end() ? found->gb_per_s
+                        : part.type == DType::f32    ? table.read_gb_per_s
+                                                     : 0;
+    if (!(rate > 0)) return {std::nullopt, fmt::format("products with {} weights", name(part.type))};
+    cost.weights += double(part.bytes) / (rate * 1e9);
+  }
+  for (const LayerClass& c : g.classes) {
+    const bool sliding = c.name == "sliding";
+    const DType k = types.k_of(sliding), v = types.v_of(sliding);
+    const auto ns = attention_ns(table, k, v, c.head_dim, double(c.n_head) / double(std::max(c.n_kv, 1)));
+    if (!ns)
+      return {std::nullopt,
+              fmt::format("attention over {}/{} at head size {}", name(k), name(v), c.head_dim)};
+    const int visible = c.window > 0 ? std::min(n_visible, c.window) : n_visible;
+    cost.attention += *ns * 1e-9 * double(visible) * double(c.n_kv) * double(c.layers);
+  }
+  cost.starts = double(g.n_ops()) * table.op_us * 1e-6;
+  return {cost, ""};
+}
+
+}  // namespace kvasir::decide

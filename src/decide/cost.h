@@ -1,0 +1,68 @@
+// What a step costs on one machine: figures that `kvasir devices --measure` took there, and the time of an op
+// from them. Nothing is assumed: a figure that is missing is named instead of a prediction.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "decide/geometry.h"
+
+namespace kvasir::decide {
+
+inline constexpr int kMachineSchema = 1;
+
+struct WeightCost {
+  DType type{};
+  double gb_per_s = 0;  // 1e9 bytes/s of weights, one row
+  double gops = 0;      // 1e9 operations/s, many rows; 0: not measured
+};
+
+struct AttentionCost {
+  DType k{}, v{};
+  int head_dim = 0;
+  int heads_each = 0;     // query heads a KV head
+  double ns_per_key = 0;  // one stored token of one KV head, one query row, all threads together
+};
+
+struct MachineTable {
+  int schema = kMachineSchema;
+  std::string backend, device, isa, kernel_hash;
+  std::string date;  // UTC
+  int threads = 0;
+  double load = 0;            // one-minute load average
+  uint64_t memory_bytes = 0;  // of the device
+  double read_gb_per_s = 0, int8_gops = 0, f32_gflops = 0;
+  double op_us = 0;  // an op of no work inside a step
+  std::vector<WeightCost> weights;
+  std::vector<AttentionCost> attention;
+};
+
+std::string to_json(const MachineTable& table);
+// Throws Error{kBadFile} "NAME: field ...".
+MachineTable machine_from_json(std::string_view text, std::string_view name);
+std::string machine_name(std::string_view backend, std::string_view device, int threads);  // file name
+
+// One op: the slower of its bytes at the machine's read rate and its operations at the int8 peak, and its
+// start.
+double op_seconds(const MachineTable& table, double bytes, double operations);
+
+// ns a stored token of one KV head; nullopt when neither the pair nor its types alone were measured at this
+// head size. Between and beyond the measured heads_each along a line.
+std::optional<double> attention_ns(const MachineTable& table, DType k, DType v, int head_dim,
+                                   double heads_each);
+
+struct StepCost {
+  double weights = 0, attention = 0, starts = 0;  // seconds
+  double total() const { return weights + attention + starts; }
+};
+struct Prediction {
+  std::optional<StepCost> cost;
+  std::string missing;  // which figure, when there is no cost
+};
+// A decode step of one row with `n_visible` tokens stored.
+Prediction predict_step(const MachineTable& table, const ModelGeometry& geometry, const KvTypes& types,
+                        int n_visible);
+
+}  // namespace kvasir::decide

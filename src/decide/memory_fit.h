@@ -1,0 +1,38 @@
+// Whether a model and a context fit a budget of memory, and how much context would.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "decide/geometry.h"
+
+namespace kvasir::decide {
+
+inline constexpr uint64_t kDefaultReserve = uint64_t(1536) << 20;  // left to everything else on a host
+inline constexpr uint64_t kDeviceReserve = uint64_t(512) << 20;    // on a device with memory of its own
+inline constexpr int kDefaultMicroBatch = 512;
+
+// "64MiB", "8GB", "0": a whole number and a unit (B KB MB GB TB, KiB MiB GiB TiB); a number alone only when
+// it is 0. Throws Error{kUsage} "WHAT TEXT: ..." otherwise.
+uint64_t parse_size(std::string_view text, std::string_view what);
+
+// What a backend keeps: the CPU leaves the per-layer embedding in the file's mapping.
+struct MemoryNeed {
+  uint64_t weights = 0;
+  uint64_t kv = 0;       // exact
+  uint64_t scratch = 0;  // activations of a micro-batch, by formula
+  uint64_t total() const { return weights + kv + scratch; }
+};
+MemoryNeed memory_need(const ModelGeometry& geometry, const KvTypes& types, int n_ctx, int n_ubatch,
+                       bool host);
+
+// The largest context up to `limit` whose need is within `budget`; 0 when not even one token fits.
+int largest_context(const ModelGeometry& geometry, const KvTypes& types, uint64_t budget, int limit,
+                    int n_ubatch, bool host);
+
+// What a device may be filled with: `total` less `reserve`, 0 at least.
+uint64_t usable(uint64_t total, uint64_t reserve);
+
+std::string bytes_text(uint64_t bytes);  // "1.5 GiB"
+
+}  // namespace kvasir::decide

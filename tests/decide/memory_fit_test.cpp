@@ -1,0 +1,70 @@
+#include "decide/memory_fit.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace kvasir::decide {
+namespace {
+
+const KvTypes kQ8{DType::q8_0, DType::q8_0, {}, {}};
+
+TEST(ParseSize, TakesWholeNumbersWithAUnit) {
+  EXPECT_EQ(parse_size("64MiB", "--memory"), uint64_t(64) << 20);
+  EXPECT_EQ(parse_size("8GB", "--memory"), 8000000000u);
+  EXPECT_EQ(parse_size("1B", "--memory"), 1u);
+  EXPECT_EQ(parse_size("0", "--memory"), 0u);
+  EXPECT_EQ(parse_size("0GiB", "--memory"), 0u);
+}
+
+TEST(ParseSize, RefusesEverythingElseByName) {
+  for (const char* text :
+       {"", "1junk", "-1", "-1MiB", "1536.5", "1536.5MiB", "64", "MiB", " 64MiB", "64 MiB", "64MiB ", "64mib",
+        "0x10MiB", "+1MiB", "99999999999999999999B", "18446744073709551615KiB", "1e3MiB"}) {
+    try {
+      parse_size(text, "--memory");
+      ADD_FAILURE() << "'" << text << "' was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUsage);
+      EXPECT_NE(std::string(error.what()).find("--memory"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("512MiB"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(LargestContext, IsExactAtItsEdge) {
+  for (const char* name : {"gemma4-e2b", "gemma4-31b", "gemma3-270m"}) {
+    const ModelGeometry g = published_geometry(*gguf::find_geometry(name));
+    for (const int n : {1, 63, 64, 65, 513, 8191, 8192, 20000}) {
+      const uint64_t need = memory_need(g, kQ8, n, 512, true).total();
+      const int fits = largest_context(g, kQ8, need, g.n_ctx_train, 512, true);
+      EXPECT_GE(fits, n) << name;
+      EXPECT_LE(memory_need(g, kQ8, fits, 512, true).total(), need);
+      // One token more is another page, or another row of the micro-batch: it does not fit.
+      EXPECT_GT(memory_need(g, kQ8, fits + 1, 512, true).total(), need);
+      EXPECT_LT(largest_context(g, kQ8, need - 1, g.n_ctx_train, 512, true), n) << name << " " << n;
+    }
+  }
+}
+
+TEST(LargestContext, NothingAndEverything) {
+  const ModelGeometry g = published_geometry(*gguf::find_geometry("gemma4-e2b"));
+  EXPECT_EQ(largest_context(g, kQ8, uint64_t(64) << 20, g.n_ctx_train, 512, true), 0);
+  EXPECT_EQ(largest_context(g, kQ8, uint64_t(1) << 50, g.n_ctx_train, 512, true), g.n_ctx_train);
+}
+
+TEST(MemoryNeed, TheHostLeavesThePerLayerTableInTheFile) {
+  const ModelGeometry g = published_geometry(*gguf::find_geometry("gemma4-e2b"));
+  EXPECT_GT(g.table_bytes, uint64_t(2) << 30);
+  EXPECT_EQ(memory_need(g, kQ8, 1000, 512, false).weights - memory_need(g, kQ8, 1000, 512, true).weights,
+            g.table_bytes);
+}
+
+TEST(Usable, LeavesTheReserve) {
+  EXPECT_EQ(usable(1000, 300), 700u);
+  EXPECT_EQ(usable(300, 300), 0u);
+  EXPECT_EQ(usable(200, 300), 0u);
+}
+
+}  // namespace
+}  // namespace kvasir::decide
