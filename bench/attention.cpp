@@ -8,7 +8,10 @@
 //   append   512 tokens written, and encoded where the type encodes whole pages; million values a second (K
 //   and V)
 // Slices alternate with slices of f16 and of the read probe or the peak loop; best and (median) of each.
-//   attention [-t threads] [-s seconds a figure] [-d depth] [--isa NAME] [--plain] [K/V ...]
+//   attention [-t threads] [-s seconds a figure] [-d depth] [--cache MiB] [--decode] [--isa NAME] [--plain]
+//   [K/V ...]
+// --cache: what decode rotates through; a small one shows the kernels without the memory. --decode: only
+// that.
 #include "backends/cpu/kernels/attention/attention.h"
 
 #include <algorithm>
@@ -38,13 +41,14 @@ struct Geometry {
 };
 constexpr Geometry kGeometries[] = {
     {"gemma4-e2b global", 8, 1, 512}, {"gemma4-e2b sliding", 8, 1, 256}, {"gemma3-270m", 4, 1, 256}};
-constexpr size_t kCacheBytes = size_t(512) << 20;
 constexpr int kPrefillRows = 512;
 
 struct Options {
   int threads = cpu_count();
   double seconds = 0.5;
   int depth = 16384;
+  size_t cache_bytes = size_t(512) << 20;
+  bool decode_only = false;
   Isa isa = best_isa();
   bool flash = true;
   std::vector<std::string> pairs;
@@ -58,8 +62,8 @@ std::vector<float> random_floats(size_t n) {
   return x;
 }
 
-// As many caches of n_keys tokens as fill kCacheBytes; every page holds the same 64 random tokens, and so
-// does the one exact page.
+// As many caches of n_keys tokens as fill a number of bytes; every page holds the same 64 random tokens, and
+// so does the one exact page.
 struct Caches {
   Geometry g;
   DType k, v;
@@ -204,7 +208,7 @@ struct Subject {
   Caches caches;
   Caller caller;
   Subject(const Options& options, const Geometry& g, DType k, DType v, ThreadPool& pool)
-      : caches(g, k, v, options.depth, kCacheBytes, options.isa, pool),
+      : caches(g, k, v, options.depth, options.cache_bytes, options.isa, pool),
         caller(pool, variant_of(options, g, k, v), g, kPrefillRows, options.depth) {}
 
   static const AttentionVariant* variant_of(const Options& options, const Geometry& g, DType k, DType v) {
@@ -282,6 +286,10 @@ void measure(const Options& options, const Geometry& g, DType k, DType v, Subjec
   Subject subject(options, g, k, v, pool);
   std::printf("| %s | %s |", g.name, attention_name(*subject.caller.variant));
   measure_decode(options, subject, f16, probe);
+  if (options.decode_only) {
+    std::printf("\n");
+    return;
+  }
   for (int depth : {0, 3584})
     if (depth + kPrefillRows <= options.depth) measure_prefill(options, subject, f16, depth);
   Caches one(g, k, v, kPrefillRows, 1, options.isa, pool);
@@ -332,6 +340,10 @@ int main(int argc, char** argv) {
       options.depth = std::atoi(value());
     else if (arg == "--isa")
       options.isa = find_isa(value()).value_or(best_isa());
+    else if (arg == "--cache")
+      options.cache_bytes = size_t(std::atoi(value())) << 20;
+    else if (arg == "--decode")
+      options.decode_only = true;
     else if (arg == "--plain")
       options.flash = false;
     else

@@ -1,11 +1,11 @@
-// The tables of the trellis types, by recipe:
+// The tables of the trellis types, by recipe. Every table is odd: states s and s + 2^(L-1) have levels y and
+// -1 - y (in units of 1 / kUnit), so that a kernel keeps half of it and takes the complement for the rest.
 //   start     state s gets the normal quantile of (h + 1/2) / 2^L, times 0.97, with h the bits parity(row_i &
-//   s): a linear map
-//             of the state's bits, chosen once by trying random ones (kMaps)
+//             s): a linear map of the state's bits in which the first bit turns every bit of h. The maps
+//             (kMaps) are the best of some hundred random ones after learning.
 //   learning  40 rounds of generalised Lloyd over 1000 rows of 512 unit Gaussians: search each row's path
-//   with the table
-//             rounded to int8 in units of 1 / kUnit, then move every level to the mean of the values that met
-//             its state
+//             with the table rounded to int8, then move every pair of levels to the mean of the values that
+//             met its states, those of the second turned over
 //   result    the round with the least error, rounded to int8
 // The errors printed beside a table are those of other rows (2^21 values) at head sizes 64, 128, 256 and 512.
 #include "train_trellis.h"
@@ -27,9 +27,9 @@ using kvasir::formats::Trellis;
 constexpr float kUnit = 40;
 constexpr int kRow = 512, kRows = 1000, kRounds = 40;
 
-constexpr int kMaps[3][9] = {{207, 245, 237, 79, 226, 10, 73, 190},
-                             {415, 293, 49, 268, 27, 288, 257, 98, 140},
-                             {335, 382, 374, 356, 210, 497, 50, 212, 392}};
+constexpr int kMaps[3][9] = {{234, 248, 164, 200, 199, 236, 135, 202},
+                             {400, 431, 314, 351, 323, 384, 499, 301, 433},
+                             {277, 508, 426, 509, 299, 474, 260, 301, 406}};
 
 std::vector<float> gaussians(uint64_t seed, size_t n) {
   const auto uniform = [&seed] {
@@ -58,29 +58,44 @@ double quantile(double p) {
 
 template <int b>
 std::vector<double> start() {
-  std::vector<double> levels(Trellis<b>::kStates);
+  std::vector<double> levels(Trellis<b>::kStates);  // in units of 1 / kUnit
   for (unsigned s = 0; s < levels.size(); ++s) {
     unsigned h = 0;
     for (int i = 0; i < Trellis<b>::kStateBits; ++i)
       h |= unsigned(std::popcount(unsigned(kMaps[b - 2][i]) & s) & 1) << i;
-    levels[s] = 0.97 * quantile((h + 0.5) / double(levels.size()));
+    levels[s] = 0.97 * kUnit * quantile((h + 0.5) / double(levels.size()));
   }
   return levels;
 }
 
-template <int b>
 std::vector<int8_t> rounded(const std::vector<double>& levels) {
-  std::vector<int8_t> table;
-  for (double level : levels) table.push_back(int8_t(std::lround(std::clamp(level * kUnit, -127.0, 127.0))));
+  std::vector<int8_t> table(levels.size());
+  const size_t half = table.size() / 2;
+  for (size_t s = 0; s < half; ++s) {
+    table[s] = int8_t(std::lround(std::clamp(levels[s], -127.0, 126.0)));
+    table[s + half] = int8_t(~table[s]);
+  }
   return table;
 }
 
-// NMSE of rows of d values under the table, with a least-squares scale each; `means`, when not null, becomes
-// the mean of the values that met each state.
+// Sum and number of the values that met each state, in units of 1 / kUnit.
+struct Meetings {
+  std::vector<double> sum, count;
+  explicit Meetings(size_t states) : sum(states), count(states) {}
+
+  void move(std::vector<double>& levels) const {
+    const size_t half = levels.size() / 2;
+    for (size_t s = 0; s < half; ++s) {
+      const double n = count[s] + count[s + half];
+      if (n > 0) levels[s] = (sum[s] - sum[s + half] - count[s + half]) / n;
+      levels[s + half] = -1 - levels[s];
+    }
+  }
+};
+
+// NMSE of rows of d values under the table, with a least-squares scale each; adds to `met` when not null.
 template <int b>
-double round_of(const std::vector<float>& data, int d, const std::vector<int8_t>& table,
-                std::vector<double>* means) {
-  std::vector<double> sum(table.size()), count(table.size());
+double round_of(const std::vector<float>& data, int d, const std::vector<int8_t>& table, Meetings* met) {
   double error = 0, energy = 0;
   for (size_t at = 0; at < data.size(); at += size_t(d)) {
     const float* x = &data[at];
@@ -97,13 +112,11 @@ double round_of(const std::vector<float>& data, int d, const std::vector<int8_t>
     for (int i = 0; i < d; ++i) {
       const double y = table[states[i]];
       xy += x[i] * y, yy += y * y;
-      sum[states[i]] += x[i] * to_unit, ++count[states[i]];
+      if (met) met->sum[states[i]] += x[i] * to_unit * kUnit, ++met->count[states[i]];
     }
     energy += squares;
     error += squares - xy * xy / yy;
   }
-  for (size_t s = 0; means && s < table.size(); ++s)
-    if (count[s] > 0) (*means)[s] = sum[s] / count[s];
   return error / energy;
 }
 
@@ -115,8 +128,10 @@ void print_table() {
   std::vector<int8_t> best;
   double least = 1;
   for (int round = 0; round < kRounds; ++round) {
-    const std::vector<int8_t> table = rounded<b>(levels);
-    const double error = round_of<b>(data, kRow, table, &levels);
+    const std::vector<int8_t> table = rounded(levels);
+    Meetings met(table.size());
+    const double error = round_of<b>(data, kRow, table, &met);
+    met.move(levels);
     if (error < least) least = error, best = table;
   }
   fmt::print("inline constexpr TrellisTable<{}> kTrellisTable{} = {{{{", b, b);

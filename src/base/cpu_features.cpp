@@ -14,10 +14,14 @@ namespace kvasir {
 
 std::string_view isa_name(Isa isa) {
   switch (isa) {
-    case Isa::kGeneric: return "generic";
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
-    case Isa::kNeon: return "neon";
+    case Isa::kGeneric:
+      return "generic";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+    case Isa::kNeon:
+      return "neon";
   }
   return "unknown";
 }
@@ -30,18 +34,23 @@ std::optional<Isa> find_isa(std::string_view name) {
 
 bool cpu_supports(Isa isa) {
   switch (isa) {
-    case Isa::kGeneric: return true;
+    case Isa::kGeneric:
+      return true;
 #if defined(__x86_64__)
     case Isa::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
     case Isa::kAvx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+             __builtin_cpu_supports("avx512vbmi2");
 #elif defined(__aarch64__)
-    case Isa::kNeon: return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    case Isa::kNeon:
+      return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -74,6 +83,7 @@ std::string cpu_feature_list() {
   KVASIR_FEATURE("avx512bw");
   KVASIR_FEATURE("avx512vnni");
   KVASIR_FEATURE("avx512vbmi");
+  KVASIR_FEATURE("avx512vbmi2");
   KVASIR_FEATURE("avx512bf16");
   KVASIR_FEATURE("avx512fp16");
 #undef KVASIR_FEATURE

@@ -2,7 +2,7 @@
 // tail-biting trellis (trellis.h), one f16 scale for all of them: y[t] = scale * table[s[t]].
 //
 // Row: as tbq_h.h, with the symbol of value i where that has its code. Tables (int8, in units of 1 /
-// kTrellisUnit of the root mean square): trellis_tables.h.
+// kTrellisUnit of the root mean square): trellis_tables.h. They are odd: table[s + 2^(L-1)] = -1 - table[s].
 //
 // Encode: x[t] = the nearest integer of r[t] * kTrellisUnit / sqrt(sum r^2 / d), held to [-127, 127]; the
 // symbols that the search finds; then scale = sum(r y) / sum(y^2) with y[t] = table[s[t]], to nearest f16. A
@@ -35,6 +35,16 @@ constexpr const TrellisTable<b>& trellis_table() {
   else
     return kTrellisTable4;
 }
+
+// y and -1 - y, the complement of its bits: kernels keep the first half of a table.
+template <int b>
+constexpr bool odd_table() {
+  constexpr int kHalf = Trellis<b>::kStates / 2;
+  for (int s = 0; s < kHalf; ++s)
+    if (trellis_table<b>().level[s + kHalf] != -1 - trellis_table<b>().level[s]) return false;
+  return true;
+}
+static_assert(odd_table<2>() && odd_table<3>() && odd_table<4>());
 
 template <int b>
 void unpack_symbols(const std::byte* row, int d, uint8_t* symbols) {

@@ -12,7 +12,7 @@ using I = __m512i;
 
 template <int b>
 struct TrellisVectors {
-  static constexpr int kTables = b == 2 ? 4 : 8;  // vectors of levels
+  static constexpr int kTables = b == 2 ? 2 : 4;  // vectors of the levels whose state starts with a 0
   static constexpr int kLines = b * kImage;
   I table[kTables];
 
@@ -40,36 +40,45 @@ struct TrellisVectors {
     }
   };
 
-  // Levels of the states whose last symbols are `now`, those before it `one`, `two` and `three` values
-  // before.
-  [[gnu::always_inline]] I levels(I now, I one, I two, I three) const {
-    const I near = _mm512_or_si512(now, _mm512_slli_epi32(one, b));
-    if constexpr (b == 2)
-      return lookup256(
-          _mm512_ternarylogic_epi32(near, _mm512_slli_epi32(two, 4), _mm512_slli_epi32(three, 6), 0xfe), 0);
-    I index = near;
-    if constexpr (b == 3)  // its lowest two bits; what the shift moves into the next byte is masked
-      index = _mm512_or_si512(near, _mm512_slli_epi32(_mm512_and_si512(two, _mm512_set1_epi8(3)), 6));
-    const __mmask64 upper = _mm512_test_epi8_mask(two, _mm512_set1_epi8(b == 3 ? 4 : 1));
-    return _mm512_mask_blend_epi8(upper, lookup256(index, 0), lookup256(index, kTables / 2));
+  // Moves the symbols of `now` n values on, those of `before` first, and up by kUp bits of their byte.
+  struct AlongKeys {  // the values of a byte's dword, then of the next vector
+    template <int n, int kUp>
+    [[gnu::always_inline]] static I moved(I now, I before) {
+      return _mm512_shldi_epi32(now, before, 8 * n + kUp);  // symbols are too narrow to reach the next byte
+    }
+  };
+  struct AlongLanes {  // the lanes, then those of the next vector
+    template <int n, int kUp>
+    [[gnu::always_inline]] static I moved(I now, I before) {
+      const I symbols = _mm512_alignr_epi32(now, before, 16 - n);
+      return kUp ? _mm512_slli_epi32(symbols, kUp) : symbols;
+    }
+  };
+
+  // Levels of the states that the symbols of `now` lead to. The table is odd: a state with its first bit set
+  // has the complement of the level of the state without it.
+  template <typename Along>
+  [[gnu::always_inline]] I levels(I now, I before) const {
+    const I near = _mm512_or_si512(now, Along::template moved<1, b>(now, before));
+    if constexpr (b == 2) {
+      const I index = _mm512_ternarylogic_epi32(near, Along::template moved<2, 4>(now, before),
+                                                Along::template moved<3, 6>(now, before), 0xfe);
+      return complement(_mm512_movepi8_mask(index), _mm512_permutex2var_epi8(table[0], index, table[1]));
+    } else {
+      I index = near;
+      if constexpr (b == 3)  // the lower two bits of the symbol before the last
+        index = _mm512_ternarylogic_epi32(near, Along::template moved<2, 6>(now, before),
+                                          _mm512_set1_epi8(char(0xc0)), 0xf8);
+      const I level = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index),
+                                             _mm512_permutex2var_epi8(table[0], index, table[1]),
+                                             _mm512_permutex2var_epi8(table[2], index, table[3]));
+      const I first_bit = _mm512_set1_epi8(b == 3 ? 4 : 1);
+      return complement(_mm512_test_epi8_mask(Along::template moved<2, 0>(now, before), first_bit), level);
+    }
   }
 
-  [[gnu::always_inline]] I lookup256(I index, int first) const {
-    const int last = kTables - 4;  // in reach for b == 2 too
-    const int at = first < last ? first : last;
-    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index),
-                                  _mm512_permutex2var_epi8(table[at], index, table[at + 1]),
-                                  _mm512_permutex2var_epi8(table[at + 2], index, table[at + 3]));
-  }
-
-  // Bytes moved by n values towards later dimensions, the last ones of `before` first.
-  template <int n>
-  [[gnu::always_inline]] static I after_keys(I now, I before) {
-    return _mm512_or_si512(_mm512_slli_epi32(now, 8 * n), _mm512_srli_epi32(before, 32 - 8 * n));
-  }
-  template <int n>
-  [[gnu::always_inline]] static I after_lanes(I now, I before) {
-    return _mm512_alignr_epi32(now, before, 16 - n);
+  [[gnu::always_inline]] static I complement(__mmask64 where, I level) {
+    return _mm512_mask_sub_epi8(level, where, _mm512_set1_epi8(-1), level);
   }
 
   void keys(const std::byte* lines, int n_blocks, const std::byte* next, std::byte* images) const {
@@ -81,8 +90,7 @@ struct TrellisVectors {
       static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
         const I now = block.template symbols<z>(), old = before[z % 2];
         before[z % 2] = now;
-        Vec::istore(images + z * kImage,
-                    levels(now, after_keys<1>(now, old), after_keys<2>(now, old), after_keys<3>(now, old)));
+        Vec::istore(images + z * kImage, levels<AlongKeys>(now, old));
       });
     }
   }
@@ -96,9 +104,7 @@ struct TrellisVectors {
       const Lines block(lines);
       static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
         const I now = block.template symbols<z>();
-        Vec::istore(images + z * kImage,
-                    levels(now, after_lanes<1>(now, before[z]), after_lanes<2>(now, before[z]),
-                           after_lanes<3>(now, before[z])));
+        Vec::istore(images + z * kImage, levels<AlongLanes>(now, before[z]));
         before[z] = now;
       });
     }
