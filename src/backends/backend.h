@@ -79,6 +79,11 @@ class Backend {
                          std::byte* /*rows*/) {
     fail(ErrorCode::kRefused, "{}: pages of the KV cache cannot be read back", caps().name);
   }
+  // The exact inverse: 64 rows of one KV head into a page.
+  virtual void write_page(const graph::KvSpec&, PagePart, int /*kv_head*/, std::byte* /*page*/,
+                          const std::byte* /*rows*/) {
+    fail(ErrorCode::kRefused, "{}: pages of the KV cache cannot be written from outside", caps().name);
+  }
   // Prepares the weights of `graph` (repacking); `progress` gets 0..1.
   virtual void upload(const graph::Graph& graph, const DropSource& drop,
                       const std::function<void(float)>& progress) = 0;

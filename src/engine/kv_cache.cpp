@@ -15,6 +15,7 @@ KvCache::KvCache(backends::Backend& backend, std::vector<graph::KvSpec> specs, i
   int n_pages[2] = {0, 0}, n_exact[2] = {0, 0};
   for (const graph::KvSpec& spec : specs_) {
     const int cls = spec.window > 0;
+    ring_pages_[size_t(cls)] = std::max(ring_pages_[size_t(cls)], graph::kv_pages(spec, n_ctx, n_ubatch));
     n_pages[cls] = std::max(n_pages[cls], graph::kv_pages(spec, n_ctx, n_ubatch) * n_seq);
     n_exact[cls] = std::max(n_exact[cls], graph::kv_exact_pages(spec, n_ctx) * n_seq);
     window_ = std::max(window_, spec.window);
@@ -54,11 +55,8 @@ const std::vector<graph::SequenceView>& KvCache::views() {
                              std::span<const int32_t>(seq.step_exact[1])};
     views_[s].shift = seq.shift;
     views_[s].keep_pages = seq.keep_pages;
-    for (size_t cls = 0; cls < 2; ++cls) {
-      const std::vector<int32_t>& pages = seq.tables[cls].pages;
-      const auto evicted = std::find(pages.rbegin(), pages.rend(), -1);
-      views_[s].first_pos[cls] = int32_t(pages.rend() - evicted) * kPageTokens;
-    }
+    for (int cls = 0; cls < 2; ++cls)
+      views_[s].first_pos[size_t(cls)] = first_page(int(s), cls) * kPageTokens;
   }
   return views_;
 }
@@ -193,6 +191,43 @@ void KvCache::shift(int seq, int begin, int end) {
 int KvCache::keep_pages(int seq) const {
   const Sequence& s = sequences_[size_t(seq)];
   return s.shift == 0 ? -1 : s.keep_pages;
+}
+
+int KvCache::first_page(int seq, int cls) const {
+  const std::vector<int32_t>& pages = sequences_[size_t(seq)].tables[cls].pages;
+  return int(pages.rend() - std::find(pages.rbegin(), pages.rend(), -1));
+}
+
+int KvCache::first_fitting(int cls, int first, int n) const {
+  const int n_pages = (n + kPageTokens - 1) / kPageTokens;
+  return std::max(first, n_pages - ring_pages_[size_t(cls)]);
+}
+
+std::byte* KvCache::page(int seq, int kv, int page, bool exact) const {
+  const Sequence& s = sequences_[size_t(seq)];
+  const size_t cls = specs_[size_t(kv)].window > 0, i = size_t(kv);
+  const int at = (exact ? s.exact : s.tables)[cls].pages[size_t(page)];
+  return exact ? buffers_.exact[i] + size_t(at) * exact_bytes_[i]
+               : buffers_.data[i] + size_t(at) * page_bytes_[i];
+}
+
+void KvCache::restore(int seq, int n, std::array<int, 2> first, int shift, int keep_pages) {
+  truncate(seq, 0);
+  Sequence& s = sequences_[size_t(seq)];
+  s.shift = shift;
+  s.keep_pages = keep_pages;
+  const int n_pages = (n + kPageTokens - 1) / kPageTokens;
+  for (int cls = 0; cls < 2; ++cls) {
+    if (pools_[size_t(cls)].n_pages() == 0) continue;
+    std::vector<int32_t>& pages = s.tables[cls].pages;
+    pages.assign(size_t(n_pages), -1);
+    for (int p = first[size_t(cls)]; p < n_pages; ++p) own_page(cls, pages[size_t(p)]);
+    if (exact_pools_[size_t(cls)].n_pages() == 0) continue;
+    std::vector<int32_t>& exact = s.exact[cls].pages;
+    exact.assign(size_t(n_pages), -1);
+    for (int p = first[size_t(cls)]; p < n_pages; ++p)
+      if (reads_exact(cls, n / kPageTokens, p)) own_exact_page(cls, exact[size_t(p)]);
+  }
 }
 
 }  // namespace kvasir::engine

@@ -40,6 +40,17 @@ class KvCache {
   void shift(int seq, int begin, int end);
   // First page that was roped with the shift, or -1 when the sequence never shifted.
   int keep_pages(int seq) const;
+  int shift_of(int seq) const { return sequences_[size_t(seq)].shift; }
+
+  // For saved states (saved_state.h). The first page of `cls` from which all are stored.
+  int first_page(int seq, int cls) const;
+  // The first page of `cls` that fits when a sequence of n tokens is restored from `first` on.
+  int first_fitting(int cls, int first, int n) const;
+  // Page `page` of cache `kv`, or its exact page. Precondition: it is stored.
+  std::byte* page(int seq, int kv, int page, bool exact) const;
+  // Gives `seq` pages for n tokens, from first[cls] on, and the exact pages that they read; what they hold is
+  // for the caller to write.
+  void restore(int seq, int n, std::array<int, 2> first, int shift, int keep_pages);
 
  private:
   struct Sequence {
@@ -62,7 +73,8 @@ class KvCache {
   std::vector<PagePool> exact_pools_;  // likewise; empty when no type of the class encodes whole pages
   std::array<int, 2> exact_first_{0, 0}, exact_last_{0, 0};
   std::array<int, 2> n_staged_{0, 0};
-  int window_ = 0;  // of the sliding class
+  int window_ = 0;                       // of the sliding class
+  std::array<int, 2> ring_pages_{0, 0};  // by class: pages that one sequence has
   backends::KvBuffers buffers_;
   std::vector<size_t> page_bytes_, exact_bytes_;
   std::vector<Sequence> sequences_;

@@ -1,10 +1,12 @@
 #include "engine/model.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "backends/registry/registry.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "engine/content_hash.h"
 #include "formats/format.h"
 #include "gguf/recipe.h"
 #include "models/models.h"
@@ -25,6 +27,8 @@ struct Model::Impl {
   std::unique_ptr<backends::Backend> backend;
   int n_threads = 1;
   Log log;
+  std::once_flag hashed;
+  std::string content_hash;
 };
 
 namespace {
@@ -111,6 +115,11 @@ const graph::Graph& Model::graph() const { return impl_->graph; }
 backends::Backend& Model::backend() const { return *impl_->backend; }
 int Model::n_threads() const { return impl_->n_threads; }
 const Log& Model::log() const { return impl_->log; }
+
+const std::string& Model::content_hash() const {
+  std::call_once(impl_->hashed, [&] { impl_->content_hash = engine::content_hash(*impl_->file, impl_->n_threads); });
+  return impl_->content_hash;
+}
 
 int64_t Model::n_params() const {
   int64_t total = 0;

@@ -40,6 +40,8 @@ class Model {
   int n_threads() const;
   const Log& log() const;
 
+  // SHA-256 (hex) of all metadata and tensors of the file, however it is split; computed once, when first asked for.
+  const std::string& content_hash() const;
   int64_t n_params() const;
   uint64_t weight_bytes() const;       // of the file's tensors
   // "gemma3 270M Q4_K_M"-like label from the file's own keys.

@@ -14,6 +14,31 @@
 namespace kvasir::cpu {
 namespace {
 
+// One head's side of a page, or of an exact page.
+struct PageRegion {
+  DType type;
+  KvSide side;
+  size_t offset, row_bytes;
+};
+
+PageRegion page_region(const graph::KvSpec& spec, backends::PagePart part, int kv_head) {
+  using backends::PagePart;
+  const bool key = part == PagePart::kKeys || part == PagePart::kExactKeys;
+  PageRegion at{key ? spec.k_type : spec.v_type, key ? KvSide::kKey : KvSide::kValue, 0, 0};
+  if (part == PagePart::kExactKeys || part == PagePart::kExactValues) {
+    const size_t region = sizeof(uint16_t) * size_t(graph::kPageTokens) * size_t(spec.head_dim);
+    const bool after_keys = !key && formats::require(spec.k_type).open_page();
+    at.type = DType::f16;
+    at.offset =
+        graph::kv_exact_page_bytes(spec) / size_t(spec.n_kv) * size_t(kv_head) + (after_keys ? region : 0);
+  } else {
+    const KvPage layout(spec.k_type, spec.v_type, spec.head_dim);
+    at.offset = key ? layout.key_offset(kv_head) : layout.value_offset(kv_head);
+  }
+  at.row_bytes = formats::require(at.type).row_bytes(spec.head_dim);
+  return at;
+}
+
 class CpuBackend final : public backends::Backend {
  public:
   CpuBackend(int n_threads, Isa isa) : pool_(n_threads), isa_(isa) {}
@@ -27,11 +52,13 @@ class CpuBackend final : public backends::Backend {
     const auto variants = attention_variants();
     for (const formats::Format& format : formats::all()) {
       if (find_matmul(format.type, isa_)) caps.weight_types.push_back(format.type);
-      if (std::ranges::any_of(variants, [&](const AttentionInfo& a) { return a.k == format.type || a.v == format.type; }))
+      if (std::ranges::any_of(
+              variants, [&](const AttentionInfo& a) { return a.k == format.type || a.v == format.type; }))
         caps.kv_types.push_back(format.type);
     }
     for (int head_dim : {64, 128, 256, 512})
-      if (find_attention(DType::f16, DType::f16, head_dim, isa_, true, nullptr)) caps.head_dims.push_back(head_dim);
+      if (find_attention(DType::f16, DType::f16, head_dim, isa_, true, nullptr))
+        caps.head_dims.push_back(head_dim);
     return caps;
   }
 
@@ -46,22 +73,17 @@ class CpuBackend final : public backends::Backend {
 
   void read_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, const std::byte* page,
                  std::byte* rows) override {
-    using backends::PagePart;
-    const KvPage layout(spec.k_type, spec.v_type, spec.head_dim);
-    const KvSide side =
-        part == PagePart::kKeys || part == PagePart::kExactKeys ? KvSide::kKey : KvSide::kValue;
-    const bool exact = part == PagePart::kExactKeys || part == PagePart::kExactValues;
-    DType type = side == KvSide::kKey ? spec.k_type : spec.v_type;
-    size_t offset = side == KvSide::kKey ? layout.key_offset(kv_head) : layout.value_offset(kv_head);
-    if (exact) {
-      type = DType::f16;
-      const size_t region = sizeof(uint16_t) * size_t(graph::kPageTokens) * size_t(spec.head_dim);
-      const bool after_keys = side == KvSide::kValue && formats::require(spec.k_type).open_page();
-      offset = graph::kv_exact_page_bytes(spec) / size_t(spec.n_kv) * size_t(kv_head) + (after_keys ? region : 0);
-    }
-    const size_t row_bytes = formats::require(type).row_bytes(spec.head_dim);
+    const PageRegion at = page_region(spec, part, kv_head);
     for (int token = 0; token < graph::kPageTokens; ++token)
-      unpack_row(type, side, spec.head_dim, page + offset, token, rows + size_t(token) * row_bytes);
+      unpack_row(at.type, at.side, spec.head_dim, page + at.offset, token,
+                 rows + size_t(token) * at.row_bytes);
+  }
+
+  void write_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, std::byte* page,
+                  const std::byte* rows) override {
+    const PageRegion at = page_region(spec, part, kv_head);
+    for (int token = 0; token < graph::kPageTokens; ++token)
+      pack_row(at.type, at.side, spec.head_dim, rows + size_t(token) * at.row_bytes, token, page + at.offset);
   }
 
   void upload(const graph::Graph& graph, const backends::DropSource& drop,
@@ -69,7 +91,8 @@ class CpuBackend final : public backends::Backend {
     weights_ = prepare_weights(graph, isa_, pool_, drop, progress);
   }
 
-  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph, const backends::Decisions& decisions,
+  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph,
+                                                const backends::Decisions& decisions,
                                                 const backends::KvBuffers& kv, int max_rows) override {
     return std::make_unique<CpuExecutable>(graph, weights_, decisions, kv, max_rows, isa_, pool_);
   }

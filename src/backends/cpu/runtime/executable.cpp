@@ -38,6 +38,7 @@ void CpuExecutable::prepare(const graph::StepParams& step) {
   output_rows_.clear();
   out_rows_.clear();
   any_shift_ = false;
+  for (RopeTable& rope : ropes_) rope.begin_step();
   for (int i = 0; i < n_all_; ++i) {
     const Row& row = rows_[size_t(i)];
     if (row.want_logits) {

@@ -28,14 +28,20 @@ void RopeTable::exact(double pos, std::vector<Turn>& out) const {
 
 void RopeTable::allocate_shifted() { tables_[1].resize(tables_[0].size()); }
 
+void RopeTable::begin_step() {
+  // Twice what a step of one sequence needs, and some: decode steps then refill once in thousands of positions.
+  const size_t limit = 64 + 4 * (size_t(max_rows_) / graph::kPageTokens + 1);
+  if (pages_.size() > limit) pages_.clear();
+}
+
 void RopeTable::prepare(int pos) {
-  const size_t page = size_t(pos / graph::kPageTokens);
-  if (pages_.size() <= page) pages_.resize(page + 1);
-  if (pages_[page].empty()) exact(double(page) * graph::kPageTokens, pages_[page]);
+  const int page = pos / graph::kPageTokens;
+  std::vector<Turn>& turns = pages_[page];
+  if (turns.empty()) exact(double(page) * graph::kPageTokens, turns);
 }
 
 void RopeTable::fill(int row, int pos, bool shifted) {
-  const Turn* a = pages_[size_t(pos / graph::kPageTokens)].data();
+  const Turn* a = pages_.at(pos / graph::kPageTokens).data();
   const Turn* b = offsets_.data() + size_t(pos % graph::kPageTokens) * n_pairs_;
   float* cos_out = tables_[shifted].data() + size_t(row) * 2 * n_pairs_;
   float* sin_out = cos_out + n_pairs_;

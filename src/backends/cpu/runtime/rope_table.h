@@ -1,6 +1,7 @@
 // cos and sin of every rotary pair for the rows of a step. A table entry depends on the position alone: position 64 a + b
 // is turned by a then by b, both exact in double, so neighbouring rows and batch sizes never change its bits.
 #pragma once
+#include <unordered_map>
 #include <vector>
 
 #include "graph/graph.h"
@@ -13,7 +14,10 @@ class RopeTable {
 
   // Pairs that turn at all; the rest have a factor so large that their angle is zero.
   int n_pairs() const { return n_pairs_; }
-  // Makes position `pos` available to fill(). Call from one thread.
+  // Before the prepare() calls of a step: lets go of what earlier steps left, once that is much, so that a session
+  // whose positions grow without end (a context that shifts) does not.
+  void begin_step();
+  // Makes position `pos` available to fill() in this step. Call from one thread.
   void prepare(int pos);
   // Writes row `row` for position `pos`. `shifted` selects the second table. Any thread.
   void fill(int row, int pos, bool shifted);
@@ -31,8 +35,8 @@ class RopeTable {
   int n_pairs_ = 0;
   int max_rows_ = 0;
   std::vector<double> frequency_;
-  std::vector<std::vector<Turn>> pages_;  // by pos / 64, filled on demand
-  std::vector<Turn> offsets_;             // [64][n_pairs]
+  std::unordered_map<int, std::vector<Turn>> pages_;  // by pos / 64, filled on demand
+  std::vector<Turn> offsets_;                         // [64][n_pairs]
   std::vector<float> tables_[2];
 };
 
