@@ -119,6 +119,7 @@ int chat(const Args& args) {
   const auto model = load_model(args);
   engine::Session session(model, session_options(args, *model));
   if (loudness(args) != Loudness::kQuiet) {
+    note_chat_template(*model);
     note_load_lines(session);
     note("{}, context {}", model->description(), session.options().n_ctx);
     if (in_is_terminal()) print_err("Type a message, /help for commands, Ctrl-D to leave.\n");

@@ -131,6 +131,10 @@ nlohmann::ordered_json timing_json(const engine::Session& session, const engine:
           {"threads", session.model().n_threads()}};
 }
 
+void note_chat_template(const engine::Model& model) {
+  if (!model.chat_note().empty()) note(std::string_view(model.chat_note()));
+}
+
 void note_load_lines(const engine::Session& session) {
   for (const std::string& line : session.load_lines()) note(line);
 }

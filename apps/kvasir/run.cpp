@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "command.h"
 #include "generation.h"
+#include "prompt_cache.h"
 
 namespace kvasir::app {
 namespace {
@@ -16,13 +17,17 @@ std::vector<engine::Token> tokens_of(const Args& args, const std::string& prompt
 }
 
 // Everything that can be wrong without a model is said before one is loaded.
-std::string checked_prompt(const Args& args) {
+std::string checked_prompt(const Args& args, const PromptCache& cache) {
   if (args.given("system-prompt") && !args.on("chat"))
     fail(ErrorCode::kUsage, "-sys needs --chat: a raw prompt has no system part");
   if (args.given("system-prompt")) require_utf8(args.text("system-prompt"), "-sys");
   require_backend(args);
   kv_types(args);
   generate_options(args);
+  if (cache.there() && !args.given("prompt") && !args.given("file")) {
+    if (args.on("chat")) fail(ErrorCode::kUsage, "--chat needs a message; give -p or -f");
+    return "";
+  }
   return prompt_text(args);
 }
 
@@ -44,14 +49,19 @@ engine::GenerateResult stream(const Args& args, engine::Session& session,
 }
 
 int run(const Args& args) {
-  const std::string prompt = checked_prompt(args);
+  PromptCache cache(args);
+  const std::string prompt = checked_prompt(args, cache);
   const bool json = args.on("json"), quiet = loudness(args) == Loudness::kQuiet;
   const auto model = load_model(args);
-  const auto tokens = tokens_of(args, prompt, *model);
+  if (args.on("chat") && !quiet) note_chat_template(*model);
+  auto tokens = tokens_of(args, prompt, *model);
+  engine::Session session(model, session_options(args, *model));
+  cache.load(session, quiet);
+  if (!args.given("prompt") && !args.given("file"))
+    tokens.assign(session.tokens().begin(), session.tokens().end());
   if (tokens.empty())
     fail(ErrorCode::kUsage,
          "the prompt is empty, and this model starts no text with a BOS token; give some text");
-  engine::Session session(model, session_options(args, *model));
   require_prompt_fits(session, tokens.size());
   if (!quiet) note_load_lines(session);
 
@@ -59,6 +69,7 @@ int run(const Args& args) {
   if (options.sampler.temperature > 0 && !quiet) note("seed {}", options.sampler.seed);
   Interrupt interrupt;
   options.cancel = &interrupt.flag();
+  cache.watch(session, tokens, options, quiet);
   AnswerPrinter chat(json);
   std::string raw;
   const auto result = stream(args, session, tokens, options, chat, raw);
@@ -75,6 +86,7 @@ int run(const Args& args) {
   }
   flush_out();
   if (!quiet) print_err("\n" + timing_text(session, result));
+  cache.finish(session, result);
   return 0;
 }
 
@@ -92,6 +104,7 @@ Command run_command() {
       "0 the same "
       "prompt always gives the same text.";
   command.flags = join({prompt_flags(),
+                        prompt_cache_flags(),
                         {{.names = "--chat",
                           .group = "Prompt",
                           .help = "put the prompt into the model's chat template as one user turn"},
@@ -111,6 +124,8 @@ Command run_command() {
       {"kvasir run -m gemma.gguf --chat -p \"Why is the sky blue?\"", "ask a chat model one question"},
       {"kvasir run -m gemma.gguf -f notes.txt -c 32768 -ctk q8_0 -ctv q8_0 -n 200",
        "a long prompt from a file"},
+      {"kvasir run -m gemma.gguf -f notes.txt --prompt-cache notes.state -n 200",
+       "the same, and the next run starts where this prompt ended"},
   };
   command.run = run;
   return command;

@@ -139,6 +139,21 @@ KVASIR_API void kvasir_session_clear(kvasir_session* session);
 KVASIR_API int kvasir_session_size(const kvasir_session* session);
 KVASIR_API uint64_t kvasir_session_kv_bytes(const kvasir_session* session);
 
+/* Writes at most `capacity` ids of the tokens stored and sets *n to the number there are, as kvasir_tokenize() does. */
+KVASIR_API kvasir_status kvasir_session_tokens(const kvasir_session* session, int32_t* ids, size_t capacity, size_t* n);
+
+/* Saved state: the tokens and all that the KV cache holds of them, with the model's hash, the cache types and a checksum a
+ * page (docs/formats.md). A session that loads it goes on with the same bits as the one that saved it. Saving replaces a file
+ * as a whole or not at all. Loading takes the place of what the session held; the state must be of the same model and cache
+ * types and fit n_ctx. Anything else is KVASIR_BAD_FILE (damaged; the message names the page) or KVASIR_REFUSED (of something
+ * else), and the session is as it was. A sampler's state is not part of it. */
+KVASIR_API kvasir_status kvasir_session_save(const kvasir_session* session, const char* path);
+KVASIR_API kvasir_status kvasir_session_load(kvasir_session* session, const char* path);
+/* The same to and from memory. Sets *n to the bytes there are; KVASIR_USAGE when they are more than `capacity` (call again
+ * with *n; bytes may be NULL when capacity is 0). */
+KVASIR_API kvasir_status kvasir_session_save_memory(const kvasir_session* session, void* bytes, size_t capacity, size_t* n);
+KVASIR_API kvasir_status kvasir_session_load_memory(kvasir_session* session, const void* bytes, size_t n);
+
 typedef struct kvasir_generate_options {
   size_t struct_size;
   int n_predict; /* -1: until a stop */

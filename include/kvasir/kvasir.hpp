@@ -1,5 +1,6 @@
 // Kvasir for C++: owning handles over kvasir.h. Failures become kvasir::api::Failure. Header only.
 #pragma once
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -90,6 +91,27 @@ class Session {
   void cancel() { kvasir_cancel(handle_.get()); }
   void clear() { kvasir_session_clear(handle_.get()); }
   int size() const { return kvasir_session_size(handle_.get()); }
+
+  std::vector<int32_t> tokens() const {
+    std::vector<int32_t> ids(static_cast<size_t>(size()));
+    size_t n = 0;
+    check(kvasir_session_tokens(handle_.get(), ids.data(), ids.size(), &n));
+    return ids;
+  }
+
+  void save(const std::string& path) const { check(kvasir_session_save(handle_.get(), path.c_str())); }
+  void load(const std::string& path) { check(kvasir_session_load(handle_.get(), path.c_str())); }
+  std::vector<std::byte> save() const {
+    size_t n = 0;
+    kvasir_session_save_memory(handle_.get(), nullptr, 0, &n);  // asks for the size
+    std::vector<std::byte> bytes(n);
+    check(kvasir_session_save_memory(handle_.get(), bytes.data(), bytes.size(), &n));
+    return bytes;
+  }
+  void load(const std::vector<std::byte>& bytes) {
+    check(kvasir_session_load_memory(handle_.get(), bytes.data(), bytes.size()));
+  }
+
   kvasir_session* get() const { return handle_.get(); }
 
  private:

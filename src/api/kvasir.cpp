@@ -11,6 +11,7 @@
 #include "engine/generate.h"
 #include "engine/model.h"
 #include "engine/session.h"
+#include "engine/state_io.h"
 #include "formats/format.h"
 
 using kvasir::ErrorCode;
@@ -217,6 +218,48 @@ void kvasir_session_clear(kvasir_session* session) {
 int kvasir_session_size(const kvasir_session* session) { return session ? session->session->size(0) : 0; }
 
 uint64_t kvasir_session_kv_bytes(const kvasir_session* session) { return session ? session->session->kv_bytes() : 0; }
+
+kvasir_status kvasir_session_tokens(const kvasir_session* session, int32_t* ids, size_t capacity, size_t* n) {
+  return guarded([&] {
+    need(session && n && (ids || capacity == 0), "kvasir_session_tokens: an argument is NULL");
+    copy_out(session->session->tokens(0), ids, capacity, n, "kvasir_session_tokens");
+  });
+}
+
+kvasir_status kvasir_session_save(const kvasir_session* session, const char* path) {
+  return guarded([&] {
+    need(session && path, "kvasir_session_save: session and path must not be NULL");
+    engine::save_state_file(*session->session, 0, path);
+  });
+}
+
+kvasir_status kvasir_session_load(kvasir_session* session, const char* path) {
+  return guarded([&] {
+    need(session && path, "kvasir_session_load: session and path must not be NULL");
+    engine::load_state_file(*session->session, 0, path);
+  });
+}
+
+kvasir_status kvasir_session_save_memory(const kvasir_session* session, void* bytes, size_t capacity, size_t* n) {
+  return guarded([&] {
+    need(session && n && (bytes || capacity == 0), "kvasir_session_save_memory: an argument is NULL");
+    *n = size_t(session->session->state_bytes(0));
+    if (*n > capacity)
+      kvasir::fail(ErrorCode::kUsage, "kvasir_session_save_memory needs room for {} bytes; capacity is {}", *n, capacity);
+    auto* out = static_cast<std::byte*>(bytes);
+    session->session->save_state(0, [&](std::span<const std::byte> part) {
+      std::memcpy(out, part.data(), part.size());
+      out += part.size();
+    });
+  });
+}
+
+kvasir_status kvasir_session_load_memory(kvasir_session* session, const void* bytes, size_t n) {
+  return guarded([&] {
+    need(session && bytes, "kvasir_session_load_memory: session and bytes must not be NULL");
+    session->session->load_state(0, *engine::state_in_memory({static_cast<const std::byte*>(bytes), n}));
+  });
+}
 
 kvasir_generate_options kvasir_generate_options_default(void) {
   const engine::SamplerOptions sampler;

@@ -65,6 +65,7 @@ GenerateResult generate(Session& session, int seq, std::span<const Token> prompt
     result.reason = StopReason::kCancelled;
     return result;
   }
+  if (options.on_prompt) options.on_prompt();
 
   Stopwatch watch;
   for (;; ) {

@@ -19,6 +19,7 @@ struct GenerateOptions {
   bool ignore_end = false;  // do not stop at end-of-turn ids
   bool context_shift = false;  // when full: keep `n_keep`, drop half of the rest
   int n_keep = 0;
+  std::function<void()> on_prompt;  // the session holds the whole prompt and nothing after it
   const std::atomic<bool>* cancel = nullptr;  // checked between tokens and between micro-batches
 };
 

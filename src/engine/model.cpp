@@ -23,6 +23,7 @@ struct Model::Impl {
   std::unique_ptr<text::Tokenizer> tokenizer;
   text::ChatFamily family{};
   text::ChatOptions chat;
+  std::string chat_note;
   graph::Graph graph;
   std::unique_ptr<backends::Backend> backend;
   int n_threads = 1;
@@ -89,10 +90,8 @@ std::shared_ptr<Model> Model::load(const LoadOptions& options) {
   m.graph = models::build_graph(*m.file, m.config);
   m.tokenizer = text::Tokenizer::create(read_vocabulary(*m.file, m.config));
   const text::ChatFamily fallback = m.config.arch == "gemma3" ? text::ChatFamily::kGemma3 : text::ChatFamily::kGemma4;
-  std::string note;
   const gguf::Value* chat_template = m.file->find("tokenizer.chat_template");
-  m.family = text::detect_family(chat_template ? chat_template->string() : std::string_view(), fallback, m.chat, note);
-  if (!note.empty()) m.log.info("{}", note);
+  m.family = text::detect_family(chat_template ? chat_template->string() : std::string_view(), fallback, m.chat, m.chat_note);
   m.backend = backends::create_backend(options.backend, m.n_threads);
   if (options.load_weights) {
     const auto drop = [&](const graph::Weight& weight) {
@@ -111,6 +110,7 @@ const gguf::ModelConfig& Model::config() const { return impl_->config; }
 const text::Tokenizer& Model::tokenizer() const { return *impl_->tokenizer; }
 text::ChatFamily Model::chat_family() const { return impl_->family; }
 const text::ChatOptions& Model::chat_options() const { return impl_->chat; }
+const std::string& Model::chat_note() const { return impl_->chat_note; }
 const graph::Graph& Model::graph() const { return impl_->graph; }
 backends::Backend& Model::backend() const { return *impl_->backend; }
 int Model::n_threads() const { return impl_->n_threads; }

@@ -35,6 +35,8 @@ class Model {
   const text::Tokenizer& tokenizer() const;
   text::ChatFamily chat_family() const;
   const text::ChatOptions& chat_options() const;
+  // What a user of the chat template should know about how it was recognised; empty when nothing.
+  const std::string& chat_note() const;
   const graph::Graph& graph() const;
   backends::Backend& backend() const;
   int n_threads() const;

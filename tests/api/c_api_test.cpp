@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -154,6 +155,52 @@ TEST(CApi, EvalGivesLogits) {
   ASSERT_EQ(kvasir_eval(session.get(), ids.data(), ids.size(), logits.data(), logits.size()), KVASIR_OK);
   EXPECT_EQ(session.size(), int(ids.size()));
   EXPECT_EQ(kvasir_eval(session.get(), ids.data(), ids.size(), logits.data(), 7), KVASIR_USAGE);
+}
+
+TEST(CApi, SavedStateGoesOnWithTheSameBits) {
+  const auto ids = tiny().tokenize("The remainder of the way was long, and nobody spoke until the lamps were lit.");
+  const size_t n_vocab = size_t(tiny().geometry().n_vocab);
+  const auto next = [&](Session& session) {
+    std::vector<float> logits(n_vocab);
+    EXPECT_EQ(kvasir_eval(session.get(), ids.data(), 3, logits.data(), n_vocab), KVASIR_OK) << kvasir_last_error();
+    return logits;
+  };
+  Session kept(tiny(), small()), from_memory(tiny(), small()), from_file(tiny(), small());
+  std::vector<float> logits(n_vocab);
+  ASSERT_EQ(kvasir_eval(kept.get(), ids.data(), ids.size(), logits.data(), n_vocab), KVASIR_OK);
+  const std::vector<std::byte> bytes = kept.save();
+  const std::string path = testing::TempDir() + "kvasir_c_api.state";
+  kept.save(path);
+  from_memory.load(bytes);
+  from_file.load(path);
+  EXPECT_EQ(from_memory.tokens(), ids);
+  const auto expected = next(kept);
+  EXPECT_EQ(next(from_memory), expected);
+  EXPECT_EQ(next(from_file), expected);
+  std::remove(path.c_str());
+}
+
+TEST(CApi, SavedStatesThatCannotBeReadLeaveTheSession) {
+  Session session(tiny(), small());
+  std::vector<float> logits(size_t(tiny().geometry().n_vocab));
+  const auto ids = tiny().tokenize("It was");
+  ASSERT_EQ(kvasir_eval(session.get(), ids.data(), ids.size(), logits.data(), logits.size()), KVASIR_OK);
+  std::vector<std::byte> bytes = session.save();
+  bytes.back() ^= std::byte(1);
+  EXPECT_EQ(kvasir_session_load_memory(session.get(), bytes.data(), bytes.size()), KVASIR_BAD_FILE);
+  EXPECT_NE(std::string(kvasir_last_error()).find("values, page 0"), std::string::npos) << kvasir_last_error();
+  EXPECT_EQ(kvasir_session_load_memory(session.get(), bytes.data(), bytes.size() - 1), KVASIR_BAD_FILE);
+  EXPECT_EQ(kvasir_session_load(session.get(), "/nonexistent.state"), KVASIR_BAD_FILE);
+  EXPECT_EQ(kvasir_session_load_memory(session.get(), nullptr, 4), KVASIR_USAGE);
+  EXPECT_EQ(kvasir_session_save(session.get(), "/nonexistent/x.state"), KVASIR_FAILED);
+  size_t n = 0;
+  EXPECT_EQ(kvasir_session_save_memory(session.get(), bytes.data(), 3, &n), KVASIR_USAGE);
+  EXPECT_EQ(n, bytes.size());
+  kvasir_session_options other = small();
+  other.k_type = "tbq4_h";
+  Session another(tiny(), other);
+  EXPECT_EQ(kvasir_session_load_memory(another.get(), session.save().data(), n), KVASIR_REFUSED);
+  EXPECT_EQ(session.tokens(), ids);
 }
 
 }  // namespace
