@@ -127,16 +127,17 @@ void run_kl(const Args& args, Task& task) {
     document["exact_share"] = result.exact_share;
     document["kl"] = describe(result.kl);
     document["noise_floor"] = describe(result.noise_floor);
+    document["resolved"] = result.resolved();
     print(document.dump(2) + "\n");
     return;
   }
   print(summary_line(task, result.ppl));
-  const auto row = [](const char* name, const engine::KlSummary& kl) {
-    print(fmt::format("{:<11} mean {:.6f}  median {:.6f}  99.9 % {:.5f}  same top token {:.2f} %\n", name,
-                      kl.mean, kl.median, kl.p999, 100 * kl.same_top));
+  const auto row = [](const char* name, const engine::KlSummary& kl, const char* remark) {
+    print(fmt::format("{:<11} mean {:.2g}  median {:.2g}  99.9 % {:.2g}  same top token {:.2f} %{}\n", name,
+                      kl.mean, kl.median, kl.p999, 100 * kl.same_top, remark));
   };
-  row("KL", result.kl);
-  row("noise floor", result.noise_floor);
+  row("KL", result.kl, result.resolved() ? "" : "  unresolved: under twice the noise floor");
+  row("noise floor", result.noise_floor, "");
   print(fmt::format("exact       {:.2f} % of the keys and values read\n", 100 * result.exact_share));
 }
 

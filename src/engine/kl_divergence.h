@@ -20,6 +20,8 @@ struct KlResult {
   KlSummary kl;            // KL(f16 || tested)
   KlSummary noise_floor;   // KL(f16 || f32): what rounding of an exact cache amounts to
   double exact_share = 0;  // of the keys and values that the scored positions read, how many as written
+  // Whether the mean stands out of the noise: at least twice its floor.
+  bool resolved() const { return kl.mean >= 2 * noise_floor.mean; }
 };
 
 struct KlOptions {
