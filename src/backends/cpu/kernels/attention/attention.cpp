@@ -155,15 +155,22 @@ size_t flash_thread_bytes(const AttentionVariant& variant, int head_dim) {
   return round64(FlashScratch(variant.keys->query_bytes(head_dim), exact, head_dim).total);
 }
 
-size_t plain_thread_bytes(const AttentionArgs& args, int n_keys) {
-  const size_t heads = size_t(args.n_head / args.n_kv);
-  return round64(sizeof(float) * (size_t(graph::kPageTokens) * args.head_dim + heads * size_t(n_keys)));
+// A tile and the scores of an item's rows, of at most `n_keys` keys each.
+size_t plain_thread_bytes(const AttentionArgs& args, int rows, int n_keys) {
+  const size_t scores = size_t(args.n_head / args.n_kv) * size_t(rows) * size_t(n_keys);
+  return round64(sizeof(float) * (size_t(graph::kPageTokens) * args.head_dim + scores));
 }
 
-int row_keys(const AttentionArgs& args, int row) {
-  const Visible v = visible(args, args.rows[row].pos);
-  return v.end - v.begin;
-}
+// How a plain call is cut: by the keys that its last row sees, the most of all.
+struct PlainCut {
+  int n_keys, rows, n_blocks;
+  explicit PlainCut(const AttentionArgs& args) {
+    const Visible last = visible(args, args.rows[args.n_rows - 1].pos);
+    n_keys = last.end - last.begin;
+    rows = plain_rows(args.n_head / args.n_kv, n_keys);
+    n_blocks = (args.n_rows + rows - 1) / rows;
+  }
+};
 
 }  // namespace
 
@@ -248,10 +255,9 @@ AttentionPlan plan_attention(const AttentionArgs& args) {
   AttentionPlan plan;
   if (args.n_rows == 0) return plan;
   if (!args.variant->flash) {
-    plan.n_items[0] = int64_t(args.n_rows) * args.n_kv;
-    int most = 0;
-    for (int r = 0; r < args.n_rows; ++r) most = std::max(most, row_keys(args, r));
-    plan.thread_bytes = plain_thread_bytes(args, most);
+    const PlainCut cut(args);
+    plan.n_items[0] = int64_t(cut.n_blocks) * args.n_kv;
+    plan.thread_bytes = plain_thread_bytes(args, cut.rows, cut.n_keys);
     return plan;
   }
   const Cut c = cut(args);
@@ -268,7 +274,12 @@ AttentionPlan bound_attention(const AttentionArgs& shape, int max_rows, int n_ct
   AttentionPlan plan;
   const int keys = shape.window > 0 ? shape.window : n_ctx;
   if (!shape.variant->flash) {
-    plan.thread_bytes = plain_thread_bytes(shape, keys);
+    // Fewer keys take more rows an item, and as many scores at most.
+    const size_t heads = size_t(shape.n_head / shape.n_kv);
+    const size_t scores =
+        std::max(heads * size_t(keys), std::min(size_t(1) << 20, kPlainRows * heads * size_t(keys)));
+    plan.thread_bytes =
+        round64(sizeof(float) * (size_t(graph::kPageTokens) * size_t(shape.head_dim) + scores));
     return plan;
   }
   plan.thread_bytes = flash_thread_bytes(*shape.variant, shape.head_dim);
@@ -348,8 +359,15 @@ void run_merge(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
 void run_attention(const AttentionArgs& args, const AttentionPlan&, int phase, int64_t item,
                    std::byte* shared, std::byte* thread_scratch) {
   if (!args.variant->flash) {
-    const PlainItem plain{&args, args.variant->k, args.variant->v, int(item % args.n_kv),
-                          int(item / args.n_kv)};
+    // Later rows see more keys: longest items first.
+    const PlainCut cut(args);
+    const int row = (cut.n_blocks - 1 - int(item / args.n_kv)) * cut.rows;
+    const PlainItem plain{&args,
+                          args.variant->k,
+                          args.variant->v,
+                          int(item % args.n_kv),
+                          row,
+                          std::min(cut.rows, args.n_rows - row)};
     args.variant->kernels->plain(plain, thread_scratch);
     return;
   }

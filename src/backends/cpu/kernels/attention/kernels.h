@@ -114,12 +114,20 @@ struct MergeItem {
   void (*unrotate)(formats::Role side, const float* r, float* out, int64_t n);  // as in FlashItem
 };
 
-// The plain path: rows of one token, all heads of one KV head.
+// The plain path: rows [row, row + n_rows) of args, all heads of one KV head.
 struct PlainItem {
   const AttentionArgs* args;
   DType k_type, v_type;
-  int kv_head, row;  // row of args
+  int kv_head, row, n_rows;
 };
+// Rows an item takes, so that a page is spread to floats once for all of them; fewer where `n_keys` scores a
+// row are many.
+inline constexpr int kPlainRows = 16;
+inline int plain_rows(int group_heads, int n_keys) {
+  constexpr int64_t kScores = int64_t(1) << 20;
+  const int64_t fit = kScores / (int64_t(group_heads) * (n_keys > 0 ? n_keys : 1));
+  return fit < 1 ? 1 : fit < kPlainRows ? int(fit) : kPlainRows;
+}
 
 // The part of an ISA's kernels for types that are expanded first (image_source.h).
 struct ImageKernels {
