@@ -79,20 +79,20 @@ TEST(Reference, TrellisPathsAreHeldToTheBest) {
         std::vector<std::byte> row(codec.row_bytes(d)), mine(row);
         ASSERT_EQ(row.size(), format.row_bytes(d));
         format.encode(in.data(), row.data(), d);
-        const RowFaults faults = codec.check(x.data(), d, row.data());
+        codec.encode(x.data(), d, mine.data());
+        const RowFaults faults = codec.check(x.data(), d, row.data(), mine.data());
         EXPECT_EQ(faults.codes, 0) << name << d << " cost " << faults.worst;
         EXPECT_EQ(faults.scales, 0) << name << d;
         format.decode(row.data(), out.data(), d);
         codec.decode(row.data(), d, y.data());
         for (int i = 0; i < d; ++i) EXPECT_FLOAT_EQ(out[size_t(i)], float(y[size_t(i)]));
-        codec.encode(x.data(), d, mine.data());
-        EXPECT_EQ(codec.check(x.data(), d, mine.data()).codes, 0) << name << d;
+        EXPECT_EQ(codec.check(x.data(), d, mine.data(), mine.data()).codes, 0) << name << d;
         auto changed = row;
         for (int i = 0; i < d / 8; i += 2) changed[size_t(i)] ^= std::byte(1);
-        wrong_symbol += codec.check(x.data(), d, changed.data()).codes;
+        wrong_symbol += codec.check(x.data(), d, changed.data(), mine.data()).codes;
         changed = row;
         changed[row.size() - 2] ^= std::byte(4);
-        wrong_scale += codec.check(x.data(), d, changed.data()).scales;
+        wrong_scale += codec.check(x.data(), d, changed.data(), mine.data()).scales;
       }
       EXPECT_EQ(wrong_symbol, 12) << name << d;
       EXPECT_EQ(wrong_scale, 12) << name << d;
@@ -144,11 +144,13 @@ TEST(Reference, FindsEveryFlippedBitOfARow) {
     const std::vector<double> exact(x.begin(), x.end());
     std::vector<std::byte> row(format.row_bytes(d));
     format.encode(x.data(), row.data(), d);
-    const RowFaults good = codec.check(exact.data(), d, row.data());
+    std::vector<std::byte> best(row);
+    codec.encode(exact.data(), d, best.data());
+    const RowFaults good = codec.check(exact.data(), d, row.data(), best.data());
     EXPECT_EQ(good.codes + good.scales, 0) << name;
     for (size_t bit = 0; bit < row.size() * 8; ++bit) {
       row[bit / 8] ^= std::byte(1 << bit % 8);
-      const RowFaults bad = codec.check(exact.data(), d, row.data());
+      const RowFaults bad = codec.check(exact.data(), d, row.data(), best.data());
       EXPECT_GT(bad.codes + bad.scales, 0) << name << " bit " << bit;
       row[bit / 8] ^= std::byte(1 << bit % 8);
     }
@@ -168,7 +170,7 @@ TEST(Reference, CodecsTakeTheirOwnRows) {
       codec.to_basis(Side::kValues, x.data(), 256);
       std::vector<std::byte> row(codec.row_bytes(256));
       codec.encode(x.data(), 256, row.data());
-      const RowFaults faults = codec.check(x.data(), 256, row.data());
+      const RowFaults faults = codec.check(x.data(), 256, row.data(), row.data());
       EXPECT_EQ(faults.codes + faults.scales, 0) << name;
       codec.decode(row.data(), 256, y.data());
       codec.from_basis(Side::kValues, y.data(), 256);
@@ -200,13 +202,14 @@ TEST(Reference, SoftmaxByHand) {
   keys.coded = {0, 0, std::log(3.0), 0};
   values.coded = {4, 8, 0, -8};
   const std::vector<float> q = {1, 0};
-  const Head head = attend(spec, keys, values, q, 1, 0);
-  EXPECT_NEAR(head.weight[0], 0.25, 1e-15);
-  EXPECT_NEAR(head.out[0], 1, 1e-14);
-  EXPECT_NEAR(head.out[1], -4, 1e-14);
-  EXPECT_NEAR(head.spread[1], 8, 1e-14);
+  const Scores scores = score_head(spec, keys, q, 1, 0);
+  const Mixed mixed = mix_head(spec, scores, values, 1, 0);
+  EXPECT_NEAR(scores.weight[0], 0.25, 1e-15);
+  EXPECT_NEAR(mixed.out[0], 1, 1e-14);
+  EXPECT_NEAR(mixed.out[1], -4, 1e-14);
+  EXPECT_NEAR(mixed.spread[1], 8, 1e-14);
   spec.window = 1;
-  EXPECT_EQ(attend(spec, keys, values, q, 1, 0).score.size(), 1u);
+  EXPECT_EQ(score_head(spec, keys, q, 1, 0).score.size(), 1u);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "formats/format.h"
 #include "verify/bounds.h"
+#include "verify/checks/context.h"
 #include "verify/reference/codec.h"
 
 namespace kvasir::verify {
@@ -22,21 +23,6 @@ double norm(const double* x, int n) {
   for (int i = 0; i < n; ++i) sum += x[i] * x[i];
   return std::sqrt(sum);
 }
-
-// One head of one row, and what is found of it.
-struct Item {
-  Place place;
-  int head;
-  Comparison result;
-  double noise = 0;  // squares, of n_noise scores
-  int n_noise = 0;
-};
-
-struct Cached {
-  reference::Rows keys, values;
-};
-
-using CompareHead = void (*)(const Rig& rig, const Cached& cached, Item& item);
 
 // The query as kernels of coarse arithmetic use it, in the model's basis, and in how many places its rounding
 // could as well have gone the other way.
@@ -74,166 +60,174 @@ Query query_of(const RigSpec& spec, std::span<const float> row, int head) {
   return query;
 }
 
-// The largest value of a key in the basis of its type.
-double top_in_basis(const RigSpec& spec, const double* key) {
-  std::vector<double> basis(key, key + spec.head_dim);
-  reference::find_codec(formats::require(spec.k).name)
-      ->to_basis(reference::Side::kKeys, basis.data(), spec.head_dim);
-  double top = 0;
-  for (const double value : basis) top = std::max(top, std::fabs(value));
-  return top;
+KeySide::Facts facts_of(const Rig& rig, const std::vector<double>& rows, bool with_top, ThreadPool& workers) {
+  const int d = rig.spec().head_dim;
+  const reference::Codec* codec = reference::find_codec(formats::require(rig.spec().k).name);
+  const size_t n = rows.size() / size_t(d);
+  KeySide::Facts facts{std::vector<double>(n), std::vector<double>(with_top ? n : 0)};
+  for_each(workers, int64_t(n), [&](int64_t i) {
+    const double* row = rows.data() + size_t(i) * size_t(d);
+    facts.norm[size_t(i)] = norm(row, d);
+    if (!with_top) return;
+    std::vector<double> basis(row, row + d);
+    codec->to_basis(reference::Side::kKeys, basis.data(), d);
+    for (const double x : basis) facts.top[size_t(i)] = std::max(facts.top[size_t(i)], std::fabs(x));
+  });
+  return facts;
 }
 
 // Bounds of the scores of one head, by visible position.
-std::vector<double> score_bounds(const RigSpec& spec, const reference::Rows& keys,
-                                 const reference::Head& head, const Query& query, int pos, int query_head) {
+std::vector<double> score_bounds(const RigSpec& spec, const KeySide& keys, const Scored& one,
+                                 const Query& query) {
   const Arithmetic arithmetic = arithmetic_of(spec.k, spec.flash);
   const reference::AttentionSpec attention = spec.attention();
+  const size_t seq = size_t(one.place.seq), kv_head = size_t(one.head / (spec.n_head / spec.n_kv));
+  const bool is_rotated = rotated(spec.k);
   ScoreTerms terms;
   terms.head_dim = spec.head_dim;
   terms.scale = spec.scale();
   terms.query_norm = query.norm;
   terms.query_top = query.top;
   std::vector<double> bounds;
-  for (size_t j = 0; j < head.score.size(); ++j) {
-    const int at = head.first + int(j);
-    const double* k = keys.row(attention, pos, at, query_head / (spec.n_head / spec.n_kv));
-    const bool exact = keys.is_exact(attention, pos, at);
-    terms.magnitude = head.magnitude[j];
-    terms.key_norm = norm(k, spec.head_dim);
-    terms.score = head.score[j];
+  for (size_t j = 0; j < one.scores.score.size(); ++j) {
+    const size_t at = size_t(one.scores.first) + j, row = at * size_t(spec.n_kv) + kv_head;
+    const bool exact = keys.rows[seq].is_exact(attention, one.place.pos, int(at));
+    const KeySide::Facts& facts = (exact ? keys.exact : keys.coded)[seq];
+    terms.magnitude = one.scores.magnitude[j];
+    terms.key_norm = facts.norm[row];
+    terms.score = one.scores.score[j];
     // Coarse rounding is part of the expected value already, but for ties: each one step of a value of the
     // key.
-    double bound =
-        score_bound(exact || arithmetic.coarse() ? Arithmetic{} : arithmetic, rotated(spec.k), terms);
+    double bound = score_bound(exact || arithmetic.coarse() ? Arithmetic{} : arithmetic, is_rotated, terms);
     if (!exact && query.coded.ties > 0)
-      bound += query.coded.ties * query.top * arithmetic.query_step * top_in_basis(spec, k) * terms.scale;
+      bound += query.coded.ties * query.top * arithmetic.query_step * facts.top[row] * terms.scale;
     bounds.push_back(bound + 4 * kUnit * double(spec.softcap));
   }
   return bounds;
 }
 
-// Every head of the rows named, by as many threads as there are. `as_stored`: rows without the kernels'
-// rounding.
-std::vector<Item> for_heads(const Rig& rig, std::span<const Place> places, ThreadPool& workers,
-                            bool as_stored, CompareHead compare_head) {
-  const RigSpec& spec = rig.spec();
-  const int n_seq = int(spec.lengths.size());
-  std::vector<Cached> cached(static_cast<size_t>(n_seq));
-  std::vector<std::string> faults(2 * size_t(n_seq));
-  TaskCounter sides;
-  workers.run([&](int) {
-    for (int64_t i = sides.take(); i < 2 * n_seq; i = sides.take()) try {
-        const bool keys = i % 2 == 0;
-        const int codes = as_stored ? 0 : arithmetic_of(keys ? spec.k : spec.v, spec.flash).level_codes;
-        Cached& seq = cached[size_t(i / 2)];
-        (keys ? seq.keys : seq.values) =
-            rig.rows(int(i / 2), keys ? reference::Side::kKeys : reference::Side::kValues, codes);
-      } catch (const std::exception& error) {
-        faults[size_t(i)] = error.what();
-      }
-  });
-  for (const std::string& fault : faults)
-    if (!fault.empty()) fail(ErrorCode::kFailed, "{}", fault);
-  std::vector<Item> items;
-  for (const Place& place : places)
-    for (int h = 0; h < spec.n_head; ++h) items.push_back({place, h, {}});
-  TaskCounter next;
-  workers.run([&](int) {
-    for (int64_t i = next.take(); i < int64_t(items.size()); i = next.take())
-      compare_head(rig, cached[size_t(items[size_t(i)].place.seq)], items[size_t(i)]);
-  });
-  return items;
-}
-
-Comparison merged(const std::vector<Item>& items) {
+// Results of all, merged in their order.
+template <typename Compare>
+Comparison compare_each(std::span<const Scored> scored, ThreadPool& workers, const Compare& one) {
+  std::vector<Comparison> parts(scored.size());
+  for_each(workers, int64_t(scored.size()), [&](int64_t i) { parts[size_t(i)] = one(scored[size_t(i)]); });
   Comparison whole;
-  for (const Item& item : items)
-    if (item.result.n + item.result.not_finite > 0) add(whole, item.result);
+  for (const Comparison& part : parts)
+    if (part.n + part.not_finite > 0) add(whole, part);
   return whole;
 }
 
-void compare_output(const Rig& rig, const Cached& cached, Item& item) {
+Comparison compare_output(const Rig& rig, const Scored& one, const reference::Rows& values) {
   const RigSpec& spec = rig.spec();
-  const auto [seq, pos] = item.place;
-  const auto q = rig.query(seq, pos), out = rig.out(seq, pos);
-  const Query query = query_of(spec, q, item.head);
-  const reference::Head head =
-      reference::attend(spec.attention(), cached.keys, cached.values, q, pos, item.head, query.coded.q);
+  const reference::Mixed mixed =
+      reference::mix_head(spec.attention(), one.scores, values, one.place.pos, one.head);
+  const Arithmetic arithmetic = arithmetic_of(spec.v, spec.flash);
+  const bool is_rotated = rotated(spec.v);
   MixTerms terms;
-  terms.n_keys = int(head.score.size());
+  terms.n_keys = int(one.scores.score.size());
   terms.head_dim = spec.head_dim;
-  for (const double bound : score_bounds(spec, cached.keys, head, query, pos, item.head))
-    terms.score_error = std::max(terms.score_error, bound);
-  for (const double s : head.score) terms.top_score = std::max(terms.top_score, std::fabs(s));
-  for (const double w : head.weight) terms.top_weight = std::max(terms.top_weight, w);
-  terms.spread_norm = norm(head.spread.data(), spec.head_dim) / std::sqrt(double(spec.head_dim));
+  for (const double bound : one.bound) terms.score_error = std::max(terms.score_error, bound);
+  for (const double s : one.scores.score) terms.top_score = std::max(terms.top_score, std::fabs(s));
+  for (const double w : one.scores.weight) terms.top_weight = std::max(terms.top_weight, w);
+  terms.spread_norm = norm(mixed.spread.data(), spec.head_dim) / std::sqrt(double(spec.head_dim));
   std::vector<double> bounds;
   for (int i = 0; i < spec.head_dim; ++i) {
-    terms.spread = head.spread[size_t(i)];
-    terms.energy = head.energy[size_t(i)];
-    bounds.push_back(mix_bound(arithmetic_of(spec.v, spec.flash), rotated(spec.v), terms));
+    terms.spread = mixed.spread[size_t(i)];
+    terms.energy = mixed.energy[size_t(i)];
+    bounds.push_back(mix_bound(arithmetic, is_rotated, terms));
   }
-  item.result =
-      compare(out.subspan(size_t(item.head * spec.head_dim), size_t(spec.head_dim)), head.out, bounds);
+  const auto out = rig.out(one.place.seq, one.place.pos);
+  return compare(out.subspan(size_t(one.head * spec.head_dim), size_t(spec.head_dim)), mixed.out, bounds);
 }
 
 // Values of KV head g stand for positions [g d, (g + 1) d): weight j is output j - g d.
 struct Readable {
   int base, begin, end;  // positions
-  Readable(const RigSpec& spec, const reference::Head& head, int query_head, int pos)
-      : base(query_head / (spec.n_head / spec.n_kv) * spec.head_dim),
-        begin(std::max(base, head.first)),
-        end(std::min(base + spec.head_dim, pos + 1)) {}
+  Readable(const RigSpec& spec, const Scored& one)
+      : base(one.head / (spec.n_head / spec.n_kv) * spec.head_dim),
+        begin(std::max(base, one.scores.first)),
+        end(std::min(base + spec.head_dim, one.place.pos + 1)) {}
 };
 
-void compare_score(const Rig& rig, const Cached& cached, Item& item) {
-  const RigSpec& spec = rig.spec();
-  const auto [seq, pos] = item.place;
-  const auto q = rig.query(seq, pos), out = rig.out(seq, pos);
-  const Query query = query_of(spec, q, item.head);
-  const reference::Head head =
-      reference::attend(spec.attention(), cached.keys, cached.values, q, pos, item.head, query.coded.q);
-  const std::vector<double> bound = score_bounds(spec, cached.keys, head, query, pos, item.head);
-  const double most = *std::max_element(bound.begin(), bound.end());
-  const Readable readable(spec, head, item.head, pos);
+Comparison compare_score(const Rig& rig, const Scored& one) {
+  const auto out = rig.out(one.place.seq, one.place.pos);
+  const double most = *std::max_element(one.bound.begin(), one.bound.end());
+  const Readable readable(rig.spec(), one);
   std::vector<float> got;
   std::vector<double> want, limit;
   for (int j = readable.begin; j < readable.end; ++j) {
+    const size_t at = size_t(j - one.scores.first);
     // ln weight = score - ln sum of exp: both move with the scores; weights themselves are rounded.
-    got.push_back(float(std::log(double(out[size_t(item.head * spec.head_dim + j - readable.base)]))));
-    want.push_back(std::log(head.weight[size_t(j - head.first)]));
-    limit.push_back(bound[size_t(j - head.first)] + most + 32 * kUnit + kUnit * std::fabs(want.back()));
+    got.push_back(float(std::log(double(out[size_t(one.head * rig.spec().head_dim + j - readable.base)]))));
+    want.push_back(std::log(one.scores.weight[at]));
+    limit.push_back(one.bound[at] + most + 32 * kUnit + kUnit * std::fabs(want.back()));
   }
-  if (!got.empty()) item.result = compare(got, want, limit);
+  return got.empty() ? Comparison{} : compare(got, want, limit);
 }
 
 // Squares of what the kernel adds to scores of encoded keys, relative to |q| |k| / sqrt(d), their mean taken
 // off.
-void measure_noise(const Rig& rig, const Cached& cached, Item& item) {
+struct Noise {
+  double sum = 0;
+  int n = 0;
+};
+
+Noise measure_noise(const Rig& rig, const KeySide& keys, const Scored& one) {
   const RigSpec& spec = rig.spec();
-  const auto [seq, pos] = item.place;
-  const auto q = rig.query(seq, pos), out = rig.out(seq, pos);
-  const reference::AttentionSpec attention = spec.attention();
-  const reference::Head head = reference::attend(attention, cached.keys, cached.values, q, pos, item.head);
-  const Query query = query_of(spec, q, item.head);
-  const Readable readable(spec, head, item.head, pos);
+  const auto out = rig.out(one.place.seq, one.place.pos);
+  const size_t seq = size_t(one.place.seq), kv_head = size_t(one.head / (spec.n_head / spec.n_kv));
+  const Readable readable(spec, one);
   std::vector<double> off;
   for (int j = readable.begin; j < readable.end; ++j) {
-    if (cached.keys.is_exact(attention, pos, j)) continue;
-    const double* k = cached.keys.row(attention, pos, j, item.head / (spec.n_head / spec.n_kv));
-    const double unit =
-        double(spec.scale()) * query.norm * norm(k, spec.head_dim) / std::sqrt(double(spec.head_dim));
-    const double got = std::log(double(out[size_t(item.head * spec.head_dim + j - readable.base)]));
-    off.push_back((got - std::log(head.weight[size_t(j - head.first)])) / unit);
+    if (keys.rows[seq].is_exact(spec.attention(), one.place.pos, j)) continue;
+    const double key_norm = keys.coded[seq].norm[size_t(j) * size_t(spec.n_kv) + kv_head];
+    const double unit = double(spec.scale()) * one.query_norm * key_norm / std::sqrt(double(spec.head_dim));
+    const double got = std::log(double(out[size_t(one.head * spec.head_dim + j - readable.base)]));
+    off.push_back((got - std::log(one.scores.weight[size_t(j - one.scores.first)])) / unit);
   }
   double mean = 0;
   for (const double x : off) mean += x / double(off.size());
-  for (const double x : off) item.noise += (x - mean) * (x - mean);
-  item.n_noise = std::max(0, int(off.size()) - 1);
+  Noise noise;
+  for (const double x : off) noise.sum += (x - mean) * (x - mean);
+  noise.n = std::max(0, int(off.size()) - 1);
+  return noise;
 }
 
 }  // namespace
+
+KeySide read_keys(const Rig& rig, bool as_stored, ThreadPool& workers) {
+  const Arithmetic arithmetic = arithmetic_of(rig.spec().k, rig.spec().flash);
+  KeySide side;
+  side.rows = rig.rows(reference::Side::kKeys, as_stored ? 0 : arithmetic.level_codes, workers);
+  for (const reference::Rows& rows : side.rows) {
+    side.coded.push_back(facts_of(rig, rows.coded, arithmetic.coarse(), workers));
+    side.exact.push_back(facts_of(rig, rows.exact, false, workers));
+  }
+  return side;
+}
+
+std::vector<reference::Rows> read_values(const Rig& rig, ThreadPool& workers) {
+  return rig.rows(reference::Side::kValues, arithmetic_of(rig.spec().v, rig.spec().flash).level_codes,
+                  workers);
+}
+
+std::vector<Scored> score_rows(const Rig& rig, std::span<const Place> places, const KeySide& keys,
+                               bool as_stored, ThreadPool& workers) {
+  const RigSpec& spec = rig.spec();
+  std::vector<Scored> all;
+  for (const Place& place : places)
+    for (int h = 0; h < spec.n_head; ++h) all.push_back({place, h, 0, {}, {}});
+  for_each(workers, int64_t(all.size()), [&](int64_t i) {
+    Scored& one = all[size_t(i)];
+    const auto q = rig.query(one.place.seq, one.place.pos);
+    const Query query = query_of(spec, q, one.head);
+    one.query_norm = query.norm;
+    one.scores = reference::score_head(spec.attention(), keys.rows[size_t(one.place.seq)], q, one.place.pos,
+                                       one.head, as_stored ? std::span<const double>{} : query.coded.q);
+    one.bound = score_bounds(spec, keys, one, query);
+  });
+  return all;
+}
 
 std::vector<Place> interesting_rows(const RigSpec& spec, int most) {
   std::vector<Place> places;
@@ -248,22 +242,35 @@ std::vector<Place> interesting_rows(const RigSpec& spec, int most) {
   return places;
 }
 
+Comparison compare_outputs(const Rig& rig, std::span<const Scored> scored,
+                           std::span<const reference::Rows> values, ThreadPool& workers) {
+  return compare_each(scored, workers, [&](const Scored& one) {
+    return compare_output(rig, one, values[size_t(one.place.seq)]);
+  });
+}
+
 Comparison compare_outputs(const Rig& rig, std::span<const Place> places, ThreadPool& workers) {
-  return merged(for_heads(rig, places, workers, false, compare_output));
+  return compare_outputs(rig, score_rows(rig, places, read_keys(rig, false, workers), false, workers),
+                         read_values(rig, workers), workers);
 }
 
 Comparison compare_scores(const Rig& rig, std::span<const Place> places, ThreadPool& workers) {
-  return merged(for_heads(rig, places, workers, false, compare_score));
+  return compare_each(score_rows(rig, places, read_keys(rig, false, workers), false, workers), workers,
+                      [&](const Scored& one) { return compare_score(rig, one); });
 }
 
 double score_noise(const Rig& rig, std::span<const Place> places, ThreadPool& workers) {
-  double sum = 0;
-  int n = 0;
-  for (const Item& item : for_heads(rig, places, workers, true, measure_noise)) {
-    sum += item.noise;
-    n += item.n_noise;
+  const KeySide keys = read_keys(rig, true, workers);
+  const std::vector<Scored> scored = score_rows(rig, places, keys, true, workers);
+  std::vector<Noise> parts(scored.size());
+  for_each(workers, int64_t(scored.size()),
+           [&](int64_t i) { parts[size_t(i)] = measure_noise(rig, keys, scored[size_t(i)]); });
+  Noise whole;
+  for (const Noise& part : parts) {
+    whole.sum += part.sum;
+    whole.n += part.n;
   }
-  return n > 0 ? std::sqrt(sum / n) : NAN;
+  return whole.n > 0 ? std::sqrt(whole.sum / whole.n) : NAN;
 }
 
 }  // namespace kvasir::verify

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 
 #include "backends/registry/registry.h"
 #include "base/error.h"
@@ -82,6 +83,20 @@ void conclude(decide::CheckResult& result, double figure, double bound, const st
   const bool passed = std::isfinite(figure) && figure <= bound;
   result.verdict = passed ? decide::Verdict::kPassed : decide::Verdict::kFailed;
   if (!passed) result.reason = reason;
+}
+
+void for_each(ThreadPool& workers, int64_t n, const std::function<void(int64_t)>& body) {
+  std::vector<std::exception_ptr> faults(static_cast<size_t>(workers.size()));
+  TaskCounter next;
+  workers.run([&](int thread) {
+    try {
+      for (int64_t i = next.take(); i < n; i = next.take()) body(i);
+    } catch (...) {
+      faults[size_t(thread)] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& fault : faults)
+    if (fault) std::rethrow_exception(fault);
 }
 
 }  // namespace kvasir::verify

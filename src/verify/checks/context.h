@@ -61,6 +61,10 @@ std::string_view type_name(DType type);
 void to_type_basis(const formats::Format& format, formats::Role side, float* x, int d);
 void from_type_basis(const formats::Format& format, formats::Role side, float* r, int d);
 
+// body(0) .. body(n - 1), in any order on all threads; the first exception of any is thrown when all are
+// done.
+void for_each(ThreadPool& workers, int64_t n, const std::function<void(int64_t)>& body);
+
 void check_reference(Context& context);
 void check_scores(Context& context);
 void check_write(Context& context);

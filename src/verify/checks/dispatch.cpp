@@ -102,9 +102,10 @@ void not_finite(Context& context, DType type, float bad, const char* what) {
           RigSpec spec;
           spec.k = spec.v = type;
           spec.lengths = {40};
+          spec.spoiled = 33;
+          spec.spoil = bad;
           Rig rig(context.backend(), spec);
           result.variant = rig.variant();
-          rig.spoil(0, 33, bad);
           std::string message = "nothing was refused";
           try {
             rig.run_all();

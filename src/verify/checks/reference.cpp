@@ -20,15 +20,27 @@ struct Sample {
   int rows, d;
 };
 
-Sample make_sample(const reference::Codec& codec, int d, int rows, uint64_t seed) {
+// Rows are worked on in this many parts, whose sums are added in order.
+constexpr int kParts = 16;
+
+// Rows of part i.
+struct Range {
+  int begin, end;
+  Range(int rows, int64_t i) : begin(int(rows * i / kParts)), end(int(rows * (i + 1) / kParts)) {}
+};
+
+Sample make_sample(Context& context, const reference::Codec& codec, int d, int rows, uint64_t seed) {
   Sample s{reference::Gaussian(seed).vector(size_t(d) * size_t(rows)), {}, rows, d};
   s.basis = s.model;
-  for (int r = 0; r < rows; ++r) {
-    float* x = s.basis.data() + size_t(r) * size_t(d);
-    to_type_basis(formats::require(codec.name(), formats::kKeys), formats::kKeys, x, d);
-    if (codec.open_page())
-      for (int i = 0; i < d; ++i) x[i] = f16_to_f32(f32_to_f16(x[i]));
-  }
+  const formats::Format& format = formats::require(codec.name(), formats::kKeys);
+  for_each(context.workers(), kParts, [&](int64_t part) {
+    for (int r = Range(rows, part).begin; r < Range(rows, part).end; ++r) {
+      float* x = s.basis.data() + size_t(r) * size_t(d);
+      to_type_basis(format, formats::kKeys, x, d);
+      if (codec.open_page())
+        for (int i = 0; i < d; ++i) x[i] = f16_to_f32(f32_to_f16(x[i]));
+    }
+  });
   return s;
 }
 
@@ -36,7 +48,7 @@ void check_decode(Context& context, const formats::Format& format, const referen
   const std::string name(format.name);
   check(context, {"reference", name + " decode", d, name, name}, [&](decide::CheckResult& result) {
     result.variant = "scalar";
-    const Sample s = make_sample(codec, d, 64, 0xdec0de);
+    const Sample s = make_sample(context, codec, d, 64, 0xdec0de);
     if (format.row_bytes(d) != codec.row_bytes(d))
       fail(ErrorCode::kFailed, "a row has {} bytes, by its description {}", format.row_bytes(d),
            codec.row_bytes(d));
@@ -59,63 +71,92 @@ void check_decode(Context& context, const formats::Format& format, const referen
   });
 }
 
+// Squares over rows.
+struct Errors {
+  reference::RowFaults faults;
+  double error = 0, least = 0, total = 0;  // ours, the reference's own encoding, the values
+
+  void add(const Errors& part) {
+    faults.codes += part.faults.codes;
+    faults.scales += part.faults.scales;
+    faults.worst = std::max(faults.worst, part.faults.worst);
+    error += part.error;
+    least += part.least;
+    total += part.total;
+  }
+};
+
+template <typename Row>
+Errors sum_rows(Context& context, const Sample& s, const Row& one_row) {
+  std::vector<Errors> parts(kParts);
+  for_each(context.workers(), kParts, [&](int64_t part) {
+    const Range range(s.rows, part);
+    for (int r = range.begin; r < range.end; ++r)
+      one_row(s.basis.data() + size_t(r) * size_t(s.d), parts[size_t(part)]);
+  });
+  Errors whole;
+  for (const Errors& part : parts) whole.add(part);
+  return whole;
+}
+
+double square(double x) { return x * x; }
+
 // NMSE of 2^20 unit Gaussians: rare large values make a fifth of it, so that fewer scatter by a percent.
-double measured_error(const formats::Format& format, const reference::Codec& codec, int d) {
-  const Sample s = make_sample(codec, d, (codec.searches() ? 1 << 17 : 1 << 20) / d, 0x2e4);
-  std::vector<std::byte> row(format.row_bytes(d));
-  std::vector<float> y(static_cast<size_t>(d));
-  double error = 0, total = 0;
-  for (int r = 0; r < s.rows; ++r) {
-    const float* x = s.basis.data() + size_t(r) * size_t(d);
+double measured_error(Context& context, const formats::Format& format, const reference::Codec& codec, int d) {
+  const Sample s = make_sample(context, codec, d, (codec.searches() ? 1 << 17 : 1 << 20) / d, 0x2e4);
+  const Errors sums = sum_rows(context, s, [&](const float* x, Errors& part) {
+    std::vector<std::byte> row(format.row_bytes(d));
+    std::vector<float> y(static_cast<size_t>(d));
     format.encode(x, row.data(), d);
     format.decode(row.data(), y.data(), d);
     for (int i = 0; i < d; ++i) {
-      error += (double(y[size_t(i)]) - double(x[i])) * (double(y[size_t(i)]) - double(x[i]));
-      total += double(x[i]) * double(x[i]);
+      part.error += square(double(y[size_t(i)]) - double(x[i]));
+      part.total += square(double(x[i]));
     }
+  });
+  return sums.error / sums.total;
+}
+
+// One row against the reference's own encoding of it.
+void check_row(const formats::Format& format, const reference::Codec& codec, const float* x, int d,
+               Errors& part) {
+  const std::vector<double> exact(x, x + d);
+  std::vector<std::byte> row(format.row_bytes(d)), best(row.size());
+  std::vector<double> ours(exact), theirs(exact);
+  format.encode(x, row.data(), d);
+  codec.encode(exact.data(), d, best.data());
+  codec.decode(row.data(), d, ours.data());
+  codec.decode(best.data(), d, theirs.data());
+  Errors one;
+  one.faults = codec.check(exact.data(), d, row.data(), best.data());
+  for (size_t i = 0; i < exact.size(); ++i) {
+    one.error += square(ours[i] - exact[i]);
+    one.least += square(theirs[i] - exact[i]);
+    one.total += square(exact[i]);
   }
-  return error / total;
+  part.add(one);
 }
 
 void check_encode(Context& context, const formats::Format& format, const reference::Codec& codec, int d) {
   const std::string name(format.name);
-  double error = 0, least = 0, total = 0;
+  Errors sums;
   check(context, {"reference", name + " encode", d, name, name}, [&](decide::CheckResult& result) {
     result.variant = "scalar";
-    reference::RowFaults faults;
-    const Sample s = make_sample(codec, d, (1 << 15) / d, 0xe2c0de);
-    std::vector<std::byte> row(format.row_bytes(d)), best(row.size());
-    std::vector<double> ours(static_cast<size_t>(d)), theirs(static_cast<size_t>(d));
-    for (int r = 0; r < s.rows; ++r) {
-      const float* x = s.basis.data() + size_t(r) * size_t(d);
-      const std::vector<double> exact(x, x + d);
-      format.encode(x, row.data(), d);
-      const reference::RowFaults one = codec.check(exact.data(), d, row.data());
-      faults.codes += one.codes;
-      faults.scales += one.scales;
-      faults.worst = std::max(faults.worst, one.worst);
-      codec.decode(row.data(), d, ours.data());
-      codec.encode(exact.data(), d, best.data());
-      codec.decode(best.data(), d, theirs.data());
-      for (int i = 0; i < d; ++i) {
-        error += (ours[size_t(i)] - exact[size_t(i)]) * (ours[size_t(i)] - exact[size_t(i)]);
-        least += (theirs[size_t(i)] - exact[size_t(i)]) * (theirs[size_t(i)] - exact[size_t(i)]);
-        total += exact[size_t(i)] * exact[size_t(i)];
-      }
-    }
-    result.max_diff = faults.worst;
-    conclude(result, faults.codes + faults.scales, 0,
+    const Sample s = make_sample(context, codec, d, (1 << 15) / d, 0xe2c0de);
+    sums = sum_rows(context, s, [&](const float* x, Errors& part) { check_row(format, codec, x, d, part); });
+    result.max_diff = sums.faults.worst;
+    conclude(result, sums.faults.codes + sums.faults.scales, 0,
              fmt::format("{} codes are not the best (worst by {:.3g}), {} scales are not the prescribed ones",
-                         faults.codes, faults.worst, faults.scales));
+                         sums.faults.codes, sums.faults.worst, sums.faults.scales));
   });
   check(context, {"reference", name + " error against theory", d, name, name},
         [&](decide::CheckResult& result) {
           result.variant = "scalar";
-          double theory = codec.theory(d), nmse = error / total;
+          double theory = codec.theory(d), nmse = sums.error / sums.total;
           if (theory > 0)
-            nmse = measured_error(format, codec, d);
+            nmse = measured_error(context, format, codec, d);
           else
-            theory = least / total;  // no closed form: the double-precision codec on the same rows
+            theory = sums.least / sums.total;  // no closed form: the double-precision codec on the same rows
           conclude(result, nmse, 1.02 * theory,
                    fmt::format("NMSE {:.6g} on unit Gaussians, theory {:.6g}", nmse, theory));
         });
@@ -188,14 +229,15 @@ void check_identities(Context& context) {
       const std::vector<float> q = random.vector(size_t(2 * d));
       double worst = 0;
       for (int h = 0; h < 2; ++h) {
-        const auto whole = reference::attend(spec, keys, values, q, kKeys - 1, h);
+        const auto scores = reference::score_head(spec, keys, q, kKeys - 1, h);
+        const auto whole = reference::mix_head(spec, scores, values, kKeys - 1, h);
         reference::Part merged;
         for (int begin = 0; begin < kKeys; begin += 77)
-          merged = reference::merge(merged,
-                                    reference::part_of(whole, spec, values, kKeys - 1, h, begin, begin + 77));
+          merged = reference::merge(
+              merged, reference::part_of(scores, spec, values, kKeys - 1, h, begin, begin + 77));
         for (int i = 0; i < d; ++i) {
           double mixed = 0;  // score, softmax and mix apart
-          for (int j = 0; j < kKeys; ++j) mixed += whole.weight[size_t(j)] * values.coded[size_t(j * d + i)];
+          for (int j = 0; j < kKeys; ++j) mixed += scores.weight[size_t(j)] * values.coded[size_t(j * d + i)];
           worst = std::max({worst, std::fabs(merged.out[size_t(i)] / merged.sum - whole.out[size_t(i)]),
                             std::fabs(mixed - whole.out[size_t(i)])});
         }

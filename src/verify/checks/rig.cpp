@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
+#include "verify/checks/context.h"
 #include "verify/reference/codec.h"
 #include "verify/reference/half.h"
 #include "verify/reference/random.h"
@@ -52,10 +53,13 @@ void Rig::make_tables() {
     first_token_.push_back(n);
     n += length;
   }
-  reference::Gaussian random(spec_.seed);
-  q_ = random.vector(size_t(n) * size_t(n_q()), spec_.gain);
-  k_ = random.vector(size_t(n) * size_t(n_kv_width()));
-  v_ = random.vector(size_t(n) * size_t(n_kv_width()));
+  const auto rows = [&](uint64_t side, int width, double sigma) {
+    return reference::Gaussian(spec_.seed * 0x10001 + side).vector(size_t(n) * size_t(width), sigma);
+  };
+  q_ = rows(0, n_q(), spec_.gain);
+  k_ = rows(0x100 + uint64_t(spec_.k), n_kv_width(), 1);
+  v_ = rows(0x200 + uint64_t(spec_.v), n_kv_width(), 1);
+  if (spec_.spoiled >= 0) k_[size_t(spec_.spoiled) * size_t(n_kv_width()) + 5] = spec_.spoil;
   if (!spec_.one_hot) return;
   std::fill(v_.begin(), v_.end(), 0.0f);
   for (size_t seq = 0; seq < spec_.lengths.size(); ++seq)
@@ -125,7 +129,7 @@ void Rig::make_cache() {
   // Physical pages in an order of no meaning.
   std::vector<int32_t> order;
   for (int i = 0; i < n_pages; ++i) order.push_back(i);
-  uint64_t state = spec_.seed;
+  uint64_t state = spec_.seed + uint64_t(spec_.k) * 131 + uint64_t(spec_.v) * 17;
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[reference::splitmix64(state) % i]);
   const bool exact = graph::kv_exact_page_bytes(kv()) > 0;
   size_t next = 0;
@@ -244,44 +248,55 @@ std::vector<std::byte> Rig::page(int seq, int page, int kv_head, backends::PageP
   return rows;
 }
 
-reference::Rows Rig::rows(int seq, reference::Side side, int level_codes) const {
+std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, ThreadPool& workers) const {
   using backends::PagePart;
   const bool keys = side == reference::Side::kKeys, open = has_exact(side);
   const std::string_view name = formats::require(keys ? spec_.k : spec_.v).name;
   const reference::Codec* codec = reference::find_codec(name);
   if (!codec) fail(ErrorCode::kFailed, "type {} has no double-precision reference", name);
-  const int n = done_[size_t(seq)], d = spec_.head_dim;
-  reference::Rows rows;
-  rows.coded.assign(size_t(n) * size_t(n_kv_width()), NAN);
-  if (open) rows.exact = rows.coded;
-  const auto place = [&](std::vector<double>& to, int pos, int head) {
-    return to.data() + (size_t(pos) * size_t(spec_.n_kv) + size_t(head)) * size_t(d);
+  const int d = spec_.head_dim;
+  std::vector<reference::Rows> all(spec_.lengths.size());
+  // Rows of one head of one page, and where they go. The device is asked by this thread alone.
+  struct Piece {
+    std::vector<std::byte> bytes;
+    int count;
+    bool exact;
+    double* out;
   };
-  for (int p = 0; p * kPageTokens < n; ++p)
-    for (int head = 0; head < spec_.n_kv; ++head) {
-      const int begin = p * kPageTokens, count = std::min(kPageTokens, n - begin);
-      if (!open || count == kPageTokens) {
-        const auto bytes = page(seq, p, head, keys ? PagePart::kKeys : PagePart::kValues);
-        for (int t = 0; t < count; ++t) {
-          double* out = place(rows.coded, begin + t, head);
-          const std::byte* row = bytes.data() + size_t(t) * codec->row_bytes(d);
-          level_codes > 0 ? codec->decode_rounded(row, d, level_codes, out) : codec->decode(row, d, out);
-          codec->from_basis(side, out, d);
-        }
+  std::vector<Piece> pieces;
+  for (int seq = 0; seq < int(all.size()); ++seq) {
+    reference::Rows& rows = all[size_t(seq)];
+    const int n = done_[size_t(seq)];
+    rows.coded.assign(size_t(n) * size_t(n_kv_width()), NAN);
+    if (open) rows.exact = rows.coded;
+    for (int p = 0; p * kPageTokens < n; ++p)
+      for (int head = 0; head < spec_.n_kv; ++head) {
+        const int count = std::min(kPageTokens, n - p * kPageTokens);
+        const size_t at = (size_t(p) * kPageTokens * size_t(spec_.n_kv) + size_t(head)) * size_t(d);
+        if (!open || count == kPageTokens)
+          pieces.push_back({page(seq, p, head, keys ? PagePart::kKeys : PagePart::kValues), count, false,
+                            rows.coded.data() + at});
+        if (open)
+          pieces.push_back({page(seq, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues), count,
+                            true, rows.exact.data() + at});
       }
-      if (!open) continue;
-      const auto exact = page(seq, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues);
-      for (int t = 0; t < count; ++t) {
-        double* out = place(rows.exact, begin + t, head);
-        for (int i = 0; i < d; ++i) {
-          uint16_t half;
-          std::memcpy(&half, exact.data() + (size_t(t) * size_t(d) + size_t(i)) * 2, 2);
-          out[i] = reference::from_f16(half);
-        }
-        codec->from_basis(side, out, d);
-      }
+  }
+  for_each(workers, int64_t(pieces.size()), [&](int64_t i) {
+    const Piece& piece = pieces[size_t(i)];
+    for (int t = 0; t < piece.count; ++t) {
+      double* out = piece.out + size_t(t) * size_t(n_kv_width());
+      const std::byte* row =
+          piece.bytes.data() + size_t(t) * (piece.exact ? size_t(d) * 2 : codec->row_bytes(d));
+      if (piece.exact)
+        reference::f16_row(row, d, out);
+      else if (level_codes > 0)
+        codec->decode_rounded(row, d, level_codes, out);
+      else
+        codec->decode(row, d, out);
+      codec->from_basis(side, out, d);
     }
-  return rows;
+  });
+  return all;
 }
 
 std::string Rig::variant() const {

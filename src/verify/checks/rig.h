@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backends/backend.h"
+#include "base/thread_pool.h"
 #include "graph/graph.h"
 #include "verify/reference/attention.h"
 #include "verify/reference/basis.h"
@@ -50,7 +51,12 @@ struct RigSpec {
   // Keep only the exact pages that the rule needs after a step, others in the step's own memory; drop what no
   // window sees. Otherwise every page stays, so that every row can be read back.
   bool tight = false;
+  // Queries follow from `seed`, keys from it and the type of the keys, values likewise: two runs that share a
+  // type share that side's rows.
   uint64_t seed = 1;
+  // One value of the key at this position of the first sequence is `spoil`; none when negative.
+  int spoiled = -1;
+  float spoil = 0;
 
   float scale() const;
   reference::AttentionSpec attention() const;
@@ -68,9 +74,6 @@ class Rig {
   // All rows of all sequences, sequence after sequence, at most max_rows a step.
   void run_all();
 
-  // Sets one value of the key of a row that has not run.
-  void spoil(int seq, int pos, float bad) { k_[size_t(token(seq, pos)) * size_t(n_kv_width()) + 5] = bad; }
-
   // [n_head * head_dim] of a row that ran.
   std::span<const float> out(int seq, int pos) const;
   std::span<const float> query(int seq, int pos) const { return row(q_, n_q(), seq, pos); }
@@ -79,9 +82,9 @@ class Rig {
 
   // Wire rows of a page: [64][row bytes] of one KV head; f16 rows for the exact parts.
   std::vector<std::byte> page(int seq, int page, int kv_head, backends::PagePart part) const;
-  // What attention reads, decoded in double precision into the model's basis. Not after a tight run.
-  // `level_codes`: as Arithmetic says; 0: as stored.
-  reference::Rows rows(int seq, reference::Side side, int level_codes) const;
+  // What attention reads of each sequence, decoded in double precision into the model's basis. Not after a
+  // tight run. `level_codes`: as Arithmetic says; 0: as stored.
+  std::vector<reference::Rows> rows(reference::Side side, int level_codes, ThreadPool& workers) const;
   const graph::KvSpec& kv() const { return graph_.kv[0]; }
   bool has_exact(reference::Side side) const;
   // "q8_0/q8_0.flash.avx512"

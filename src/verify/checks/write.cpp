@@ -39,12 +39,28 @@ struct Written {
   double worst_step = 0;  // of exact rows, in f16 steps
 };
 
+void add(reference::RowFaults& whole, const reference::RowFaults& part) {
+  whole.codes += part.codes;
+  whole.scales += part.scales;
+  whole.worst = std::max(whole.worst, part.worst);
+  whole.scale_ulps = std::max(whole.scale_ulps, part.scale_ulps);
+}
+
 void count(Written& w, const reference::RowFaults& faults) {
   w.bad_rows += faults.codes > 0 || faults.scales > 0;
-  w.faults.codes += faults.codes;
-  w.faults.scales += faults.scales;
-  w.faults.worst = std::max(w.faults.worst, faults.worst);
-  w.faults.scale_ulps = std::max(w.faults.scale_ulps, faults.scale_ulps);
+  add(w.faults, faults);
+}
+
+void add(Written& whole, const Written& part) {
+  add(whole.faults, part.faults);
+  whole.bytes += part.bytes;
+  whole.different += part.different;
+  whole.rows += part.rows;
+  whole.bad_rows += part.bad_rows;
+  whole.error += part.error;
+  whole.least += part.least;
+  whole.total += part.total;
+  whole.worst_step = std::max(whole.worst_step, part.worst_step);
 }
 
 // One row as it was given, in the basis of its type: by the product's codec, and in double precision.
@@ -86,10 +102,10 @@ void check_coded_row(Written& w, const reference::Codec& codec, DType type, std:
   // A search in double precision is slow: the bytes, compared on every row, carry its verdict on one in eight
   // to the rest.
   if (w.rows++ % 8 != 0 && codec.searches()) return;
-  count(w, codec.check(source.data(), d, bytes));
+  codec.encode(source.data(), d, expected.data());
+  count(w, codec.check(source.data(), d, bytes, expected.data()));
   std::vector<double> ours(source.size()), best(source.size());
   codec.decode(bytes, d, ours.data());
-  codec.encode(source.data(), d, expected.data());
   codec.decode(expected.data(), d, best.data());
   for (size_t i = 0; i < original.size(); ++i) {
     w.error += (ours[i] - original[i]) * (ours[i] - original[i]);
@@ -98,37 +114,54 @@ void check_coded_row(Written& w, const reference::Codec& codec, DType type, std:
   }
 }
 
-Written read_back(const Rig& rig, const reference::Codec& codec, DType type, bool keys) {
-  Written w;
-  const int d = rig.spec().head_dim;
-  const reference::Side side = keys ? reference::Side::kKeys : reference::Side::kValues;
-  const bool open = rig.has_exact(side);
+// The rows of one head of one page, as the cache holds them.
+struct PageRows {
+  int page, head;
+  std::vector<std::byte> exact, coded;  // empty when there are none
+};
+
+std::vector<PageRows> read_pages(const Rig& rig, bool keys) {
+  const bool open = rig.has_exact(keys ? reference::Side::kKeys : reference::Side::kValues);
+  std::vector<PageRows> pages;
   for (int p = 0; p * 64 < kTokens; ++p)
     for (int head = 0; head < kHeads; ++head) {
-      const int count = std::min(64, kTokens - p * 64);
-      const bool coded = !open || count == 64;
-      std::vector<std::byte> exact_rows, rows;
-      if (open) exact_rows = rig.page(0, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues);
-      if (coded) rows = rig.page(0, p, head, keys ? PagePart::kKeys : PagePart::kValues);
-      for (int t = 0; t < count; ++t) {
-        const auto x =
-            (keys ? rig.key(0, p * 64 + t) : rig.value(0, p * 64 + t)).subspan(size_t(head * d), size_t(d));
-        const Given given(codec, keys, x);
-        std::vector<double> source = given.exact;
-        if (open) {
-          const std::byte* row = exact_rows.data() + size_t(t) * size_t(d) * 2;
-          check_exact_row(w, given, row);
-          for (int i = 0; i < d; ++i) {
-            uint16_t half;
-            std::memcpy(&half, row + 2 * i, 2);
-            source[size_t(i)] = reference::from_f16(half);
-          }
-        }
-        if (coded)
-          check_coded_row(w, codec, type, given.exact, source, rows.data() + size_t(t) * codec.row_bytes(d));
-      }
+      PageRows& rows = pages.emplace_back(PageRows{p, head, {}, {}});
+      if (open) rows.exact = rig.page(0, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues);
+      if (!open || (p + 1) * 64 <= kTokens)
+        rows.coded = rig.page(0, p, head, keys ? PagePart::kKeys : PagePart::kValues);
     }
+  return pages;
+}
+
+Written check_page(const Rig& rig, const reference::Codec& codec, DType type, bool keys,
+                   const PageRows& rows) {
+  Written w;
+  const int d = rig.spec().head_dim;
+  for (int t = 0; t < std::min(64, kTokens - rows.page * 64); ++t) {
+    const int pos = rows.page * 64 + t;
+    const auto x = (keys ? rig.key(0, pos) : rig.value(0, pos)).subspan(size_t(rows.head * d), size_t(d));
+    const Given given(codec, keys, x);
+    std::vector<double> source = given.exact;
+    if (!rows.exact.empty()) {
+      const std::byte* row = rows.exact.data() + size_t(t) * size_t(d) * 2;
+      check_exact_row(w, given, row);
+      reference::f16_row(row, d, source.data());
+    }
+    if (!rows.coded.empty())
+      check_coded_row(w, codec, type, given.exact, source,
+                      rows.coded.data() + size_t(t) * codec.row_bytes(d));
+  }
   return w;
+}
+
+Written read_back(Context& context, const Rig& rig, const reference::Codec& codec, DType type, bool keys) {
+  const std::vector<PageRows> pages = read_pages(rig, keys);
+  std::vector<Written> parts(pages.size());
+  for_each(context.workers(), int64_t(pages.size()),
+           [&](int64_t i) { parts[size_t(i)] = check_page(rig, codec, type, keys, pages[size_t(i)]); });
+  Written whole;
+  for (const Written& part : parts) add(whole, part);
+  return whole;
 }
 
 void one(Context& context, DType type, bool keys, int head_dim) {
@@ -150,7 +183,7 @@ void one(Context& context, DType type, bool keys, int head_dim) {
     Rig rig(context.backend(), write_spec(type, keys, head_dim));
     variant = result.variant = rig.variant();
     rig.run_all();
-    w = read_back(rig, *codec, type, keys);
+    w = read_back(context, rig, *codec, type, keys);
     ran = true;
     const double allowed = context.same_bits() ? 0 : double(w.bytes) * 0.01;
     conclude(result, double(w.different), allowed,

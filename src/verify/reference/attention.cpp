@@ -14,46 +14,71 @@ const double* Rows::row(const AttentionSpec& spec, int query_pos, int pos, int k
   return from.data() + (size_t(pos) * size_t(spec.n_kv) + size_t(kv_head)) * size_t(spec.head_dim);
 }
 
-Head attend(const AttentionSpec& spec, const Rows& keys, const Rows& values, std::span<const float> q,
-            int pos, int head, std::span<const double> coded_query) {
-  Head result;
+namespace {
+
+// Sum of a_i b_i, and of its terms' magnitudes.
+struct Dot {
+  double sum = 0, magnitude = 0;
+  Dot(const double* a, const double* b, int n) {
+    double sums[8] = {}, magnitudes[8] = {};
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+      for (int lane = 0; lane < 8; ++lane) {
+        const double product = a[i + lane] * b[i + lane];
+        sums[lane] += product;
+        magnitudes[lane] += std::fabs(product);
+      }
+    for (; i < n; ++i) {
+      sum += a[i] * b[i];
+      magnitude += std::fabs(a[i] * b[i]);
+    }
+    for (int lane = 0; lane < 8; ++lane) {
+      sum += sums[lane];
+      magnitude += magnitudes[lane];
+    }
+  }
+};
+
+}  // namespace
+
+Scores score_head(const AttentionSpec& spec, const Rows& keys, std::span<const float> q, int pos, int head,
+                  std::span<const double> coded_query) {
+  Scores result;
   const int d = spec.head_dim, kv_head = head / (spec.n_head / spec.n_kv);
   result.first = spec.window > 0 ? std::max(0, pos - spec.window + 1) : 0;
   const std::vector<double> given(q.begin() + head * d, q.begin() + (head + 1) * d);
   double top = -HUGE_VAL, sum = 0;
   for (int j = result.first; j <= pos; ++j) {
-    const double* k = keys.row(spec, pos, j, kv_head);
     const bool coded = !coded_query.empty() && !keys.is_exact(spec, pos, j);
-    const double* query = coded ? coded_query.data() : given.data();
-    double dot = 0, magnitude = 0;
-    for (int i = 0; i < d; ++i) {
-      const double product = query[i] * k[i];
-      dot += product;
-      magnitude += std::fabs(product);
-    }
-    double score = spec.scale * dot;
+    const Dot dot(coded ? coded_query.data() : given.data(), keys.row(spec, pos, j, kv_head), d);
+    double score = spec.scale * dot.sum;
     if (spec.softcap > 0) score = spec.softcap * std::tanh(score / spec.softcap);
     result.score.push_back(score);
-    result.magnitude.push_back(magnitude * std::fabs(spec.scale));
+    result.magnitude.push_back(dot.magnitude * std::fabs(spec.scale));
     top = std::max(top, score);
   }
   for (const double score : result.score) sum += std::exp(score - top);
+  for (const double score : result.score) result.weight.push_back(std::exp(score - top) / sum);
+  return result;
+}
+
+Mixed mix_head(const AttentionSpec& spec, const Scores& scores, const Rows& values, int pos, int head) {
+  Mixed result;
+  const int d = spec.head_dim;
   result.out.assign(size_t(d), 0);
   result.spread = result.energy = result.out;
-  for (int j = result.first; j <= pos; ++j) {
-    const double weight = std::exp(result.score[size_t(j - result.first)] - top) / sum;
-    result.weight.push_back(weight);
-    const double* v = values.row(spec, pos, j, kv_head);
-    for (int i = 0; i < d; ++i) {
-      result.out[size_t(i)] += weight * v[i];
-      result.spread[size_t(i)] += weight * std::fabs(v[i]);
-      result.energy[size_t(i)] += v[i] * v[i];
-    }
+  double *out = result.out.data(), *spread = result.spread.data(), *energy = result.energy.data();
+  for (int j = scores.first; j <= pos; ++j) {
+    const double weight = scores.weight[size_t(j - scores.first)];
+    const double* v = values.row(spec, pos, j, head / (spec.n_head / spec.n_kv));
+    for (int i = 0; i < d; ++i) out[i] += weight * v[i];
+    for (int i = 0; i < d; ++i) spread[i] += weight * std::fabs(v[i]);
+    for (int i = 0; i < d; ++i) energy[i] += v[i] * v[i];
   }
   return result;
 }
 
-Part part_of(const Head& head, const AttentionSpec& spec, const Rows& values, int pos, int query_head,
+Part part_of(const Scores& head, const AttentionSpec& spec, const Rows& values, int pos, int query_head,
              int begin, int end) {
   Part part;
   part.out.assign(size_t(spec.head_dim), 0);

@@ -26,26 +26,31 @@ struct Rows {
   const double* row(const AttentionSpec& spec, int query_pos, int pos, int kv_head) const;
 };
 
-// One head of one query.
-struct Head {
+// One head of one query over its keys, by visible position.
+struct Scores {
   int first = 0;                      // first visible position; the last is the query's own
-  std::vector<double> score, weight;  // by visible position; score after the soft cap
-  std::vector<double> out;
-  std::vector<double> magnitude;  // sum_i |q_i k_i| * |scale| of each score
-  std::vector<double> spread;     // sum_j weight_j |v_j|
-  std::vector<double> energy;     // sum_j v_j^2 over the visible values
+  std::vector<double> score, weight;  // score after the soft cap
+  std::vector<double> magnitude;      // sum_i |q_i k_i| * |scale| of each score
 };
 
 // `coded_query`: this head's query as kernels use it for keys that are not read exactly; empty: as it is.
-Head attend(const AttentionSpec& spec, const Rows& keys, const Rows& values, std::span<const float> q,
-            int pos, int head, std::span<const double> coded_query = {});
+Scores score_head(const AttentionSpec& spec, const Rows& keys, std::span<const float> q, int pos, int head,
+                  std::span<const double> coded_query = {});
+
+// The same over its values, [head_dim].
+struct Mixed {
+  std::vector<double> out;
+  std::vector<double> spread;  // sum_j weight_j |v_j|
+  std::vector<double> energy;  // sum_j v_j^2 over the visible values
+};
+Mixed mix_head(const AttentionSpec& spec, const Scores& scores, const Rows& values, int pos, int head);
 
 // What a part of the keys contributes: the merge of two parts is exact.
 struct Part {
   double top = 0, sum = 0;  // sum of exp(score - top); 0 keys: sum 0
   std::vector<double> out;  // not divided by sum
 };
-Part part_of(const Head& head, const AttentionSpec& spec, const Rows& values, int pos, int query_head,
+Part part_of(const Scores& head, const AttentionSpec& spec, const Rows& values, int pos, int query_head,
              int begin, int end);
 Part merge(const Part& a, const Part& b);
 

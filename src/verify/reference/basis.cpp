@@ -36,17 +36,16 @@ const std::vector<double>& head_signs(Side side) {
 }
 
 void hadamard(double* x, int n) {
-  if (n == 1) return;
-  // H_2n = [H_n H_n; H_n -H_n]: halves first, then their sum and difference.
-  const int half = n / 2;
-  hadamard(x, half);
-  hadamard(x + half, half);
-  const double norm = std::sqrt(0.5);
-  for (int i = 0; i < half; ++i) {
-    const double a = x[i], b = x[i + half];
-    x[i] = (a + b) * norm;
-    x[i + half] = (a - b) * norm;
-  }
+  // H_2m = [H_m H_m; H_m -H_m]: of each pair of halves their sum and difference, halves growing from 1.
+  for (int half = 1; half < n; half *= 2)
+    for (int begin = 0; begin < n; begin += 2 * half)
+      for (int i = begin; i < begin + half; ++i) {
+        const double a = x[i], b = x[i + half];
+        x[i] = a + b;
+        x[i + half] = a - b;
+      }
+  const double norm = 1 / std::sqrt(double(n));
+  for (int i = 0; i < n; ++i) x[i] *= norm;
 }
 
 void rotate(Side side, double* x, int d) {

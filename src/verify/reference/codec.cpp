@@ -24,7 +24,7 @@ class ValueCodec final : public Codec {
   void encode(const double* x, int d, std::byte* row) const override {
     for (int i = 0; i < d; ++i) put_(x[i], row + bytes_ * size_t(i));
   }
-  RowFaults check(const double* x, int d, const std::byte* row) const override {
+  RowFaults check(const double* x, int d, const std::byte* row, const std::byte*) const override {
     RowFaults faults;
     std::byte best[4];
     for (int i = 0; i < d; ++i) {
@@ -62,17 +62,15 @@ void put_bf16(double x, std::byte* p) { put_u16(p, to_bf16(x)); }
 // low nibble first; q5_0 has their fifth bits, value j in bit j, between scale and nibbles.
 class BlockCodec final : public ScaledCodec {
  public:
-  BlockCodec(std::string_view name, int bits) : name_(name), bits_(bits) {}
+  BlockCodec(std::string_view name, int bits) : name_(name), bits_(bits) {
+    for (int q = -half(); q < half(); ++q) levels_.push_back(q);
+  }
   std::string_view name() const override { return name_; }
   size_t row_bytes(int d) const override { return size_t(d / 32) * bytes(); }
 
  protected:
   int group(int) const override { return 32; }
-  std::vector<double> levels_of(int) const override {
-    std::vector<double> levels;
-    for (int q = -half(); q < half(); ++q) levels.push_back(q);
-    return levels;
-  }
+  const std::vector<double>& levels_of(int) const override { return levels_; }
   int code(const std::byte* row, int, int i) const override {
     const std::byte* block = row + size_t(i / 32) * bytes();
     const int j = i % 32;
@@ -113,6 +111,7 @@ class BlockCodec final : public ScaledCodec {
   size_t bytes() const { return bits_ == 8 ? 34 : nibbles() + 16; }
   std::string_view name_;
   int bits_;
+  std::vector<double> levels_;
 };
 
 // tbq2_h, tbq3_h, tbq4_h: a row is one head in the rotated basis; code i in bits b i .. b i + b - 1, least
@@ -130,7 +129,7 @@ class HeadCodec final : public ScaledCodec {
 
  protected:
   int group(int d) const override { return d; }
-  std::vector<double> levels_of(int d) const override { return sphere_levels(bits_, d).level; }
+  const std::vector<double>& levels_of(int d) const override { return sphere_levels(bits_, d).level; }
   int code(const std::byte* row, int, int i) const override { return bits_at(row, i * bits_, bits_); }
   void set_code(std::byte* row, int, int i, int code) const override {
     put_bits(row, i * bits_, bits_, code);

@@ -42,7 +42,8 @@ class Codec {
   }
   // The best codes, and the scale each type prescribes, in double precision.
   virtual void encode(const double* x, int d, std::byte* row) const = 0;
-  virtual RowFaults check(const double* x, int d, const std::byte* row) const = 0;
+  // `best`: what encode gives for x.
+  virtual RowFaults check(const double* x, int d, const std::byte* row, const std::byte* best) const = 0;
   // Encoding is a search and slow: measure on fewer rows.
   virtual bool searches() const { return false; }
   // NMSE of unit Gaussian rows in closed form; 0 where there is none (measure encode then).

@@ -1,5 +1,6 @@
 // The block types of the public fork, from the published description: tbq3_0, tbq4_0, q4_polar and qjl1_256,
 // with least-squares scales.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -79,7 +80,7 @@ class Tbq0Codec final : public ScaledCodec {
 
  protected:
   int group(int) const override { return 32; }
-  std::vector<double> levels_of(int) const override { return levels_; }
+  const std::vector<double>& levels_of(int) const override { return levels_; }
   int code(const std::byte* row, int, int i) const override {
     const std::byte* codes = row + size_t(i / 32) * bytes() + 2;
     return bits_ == 3 ? bits_at(codes, i % 32 * 3, 3) : bits_at(codes, i % 16 * 8 + i % 32 / 16 * 4, 4);
@@ -144,7 +145,7 @@ class PolarCodec final : public ScaledCodec {
  protected:
   int group(int) const override { return 128; }
   double level_unit() const override { return 1 / std::sqrt(128.0); }
-  std::vector<double> levels_of(int) const override { return levels_; }
+  const std::vector<double>& levels_of(int) const override { return levels_; }
   int code(const std::byte* row, int, int i) const override {
     return bits_at(row + i / 128 * 82 + 2, i % 128 * 4, 4);
   }
@@ -193,7 +194,7 @@ class PolarCodec final : public ScaledCodec {
 // cosine first.
 class QjlCodec final : public Codec {
  public:
-  QjlCodec() : projection_(128 * 256) {
+  QjlCodec() : projection_(128 * 256), columns_(128 * 256) {
     uint64_t state = 42 ^ 0xc0ffee1234567890u;
     const auto uniform = [&] { return double(splitmix64(state) >> 11 | 1) * 0x1p-53; };
     for (size_t i = 0; i < projection_.size(); i += 2) {
@@ -201,32 +202,39 @@ class QjlCodec final : public Codec {
       projection_[i] = radius * std::cos(angle);
       projection_[i + 1] = radius * std::sin(angle);
     }
+    for (size_t i = 0; i < projection_.size(); ++i) columns_[i % 256 * 128 + i / 256] = projection_[i];
   }
   std::string_view name() const override { return "qjl1_256"; }
   // 256 terms whose magnitudes add up to 13 times what is left: six deviations (bounds.h).
   double decode_error() const override { return 13 * 6 * 16 * 0x1p-24; }
   size_t row_bytes(int d) const override { return size_t(d / 128 * 34); }
   void decode(const std::byte* row, int d, double* out) const override {
-    for (int b = 0; b < d / 128; ++b, row += 34)
-      for (int i = 0; i < 128; ++i) {
-        double sum = 0;
-        for (int j = 0; j < 256; ++j) sum += bits_at(row, j, 1) ? at(i, j) : -at(i, j);
-        out[b * 128 + i] = std::sqrt(std::numbers::pi / 2) / 256 * from_bf16(u16_at(row + 32)) * sum;
+    for (int b = 0; b < d / 128; ++b, row += 34, out += 128) {
+      std::fill(out, out + 128, 0.0);
+      for (int j = 0; j < 256; ++j) {
+        const double sign = bits_at(row, j, 1) ? 1 : -1;
+        const double* column = &columns_[size_t(j) * 128];
+        for (int i = 0; i < 128; ++i) out[i] += sign * column[i];
       }
+      const double factor = std::sqrt(std::numbers::pi / 2) / 256 * from_bf16(u16_at(row + 32));
+      for (int i = 0; i < 128; ++i) out[i] *= factor;
+    }
   }
   void encode(const double* x, int d, std::byte* row) const override {
     std::memset(row, 0, row_bytes(d));
     for (int b = 0; b < d / 128; ++b, x += 128, row += 34) {
-      for (int j = 0; j < 256; ++j) put_bits(row, j, 1, sketch(x, j) > 0);
+      const std::array<double, 256> sketch = sketch_of(x);
+      for (int j = 0; j < 256; ++j) put_bits(row, j, 1, sketch[size_t(j)] > 0);
       put_u16(row + 32, to_bf16(root_of_squares(x, 128)));
     }
   }
-  RowFaults check(const double* x, int d, const std::byte* row) const override {
+  RowFaults check(const double* x, int d, const std::byte* row, const std::byte*) const override {
     RowFaults faults;
     for (int b = 0; b < d / 128; ++b, x += 128, row += 34) {
       const double norm = root_of_squares(x, 128);
+      const std::array<double, 256> sketch = sketch_of(x);
       for (int j = 0; j < 256; ++j) {
-        const double s = sketch(x, j);
+        const double s = sketch[size_t(j)];
         if (bits_at(row, j, 1) == (s > 0) || std::fabs(s) <= 0x1p-16 * norm) continue;
         ++faults.codes;
         faults.worst = std::max(faults.worst, std::fabs(s) / norm);
@@ -241,13 +249,13 @@ class QjlCodec final : public Codec {
   }
 
  private:
-  double at(int i, int j) const { return projection_[size_t(i) * 256 + size_t(j)]; }
-  double sketch(const double* x, int j) const {
-    double sum = 0;
-    for (int i = 0; i < 128; ++i) sum += x[i] * at(i, j);
-    return sum;
+  std::array<double, 256> sketch_of(const double* x) const {
+    std::array<double, 256> sums{};
+    for (size_t i = 0; i < 128; ++i)
+      for (size_t j = 0; j < 256; ++j) sums[j] += x[i] * projection_[i * 256 + j];
+    return sums;
   }
-  std::vector<double> projection_;
+  std::vector<double> projection_, columns_;  // [128][256], and [256][128]
 };
 
 }  // namespace

@@ -19,9 +19,9 @@ int nearest(const std::vector<double>& levels, double v) {
 }  // namespace
 
 int bits_at(const std::byte* stream, int at, int bits) {
-  int value = 0;
-  for (int b = 0; b < bits; ++b) value |= (byte_at(stream, size_t(at + b) / 8) >> ((at + b) % 8) & 1) << b;
-  return value;
+  const size_t first = size_t(at) / 8, last = size_t(at + bits - 1) / 8;  // neighbours, or one byte
+  return ((byte_at(stream, first) | byte_at(stream, last) << (last > first ? 8 : 0)) >> (at % 8)) &
+         ((1 << bits) - 1);
 }
 
 void put_bits(std::byte* stream, int at, int bits, int value) {
@@ -45,28 +45,34 @@ double least_squares(const double* x, const std::vector<int>& codes, const std::
 }
 
 void ScaledCodec::decode(const std::byte* row, int d, double* out) const {
-  const std::vector<double> levels = levels_of(d);
-  for (int i = 0; i < d; ++i)
-    out[i] = from_f16(scale(row, d, i / group(d))) * levels[size_t(code(row, d, i))];
+  const std::vector<double>& levels = levels_of(d);
+  const int n = group(d);
+  for (int g = 0; g < d / n; ++g) {
+    const double factor = from_f16(scale(row, d, g));
+    for (int i = g * n; i < (g + 1) * n; ++i) out[i] = factor * levels[size_t(code(row, d, i))];
+  }
 }
 
 void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double* out) const {
   // Whole numbers of steps of the row's largest value, whichever group has it. Which one is single
   // precision's choice, as image_source.h has it: near-ties are far more than rounding in the rest.
-  const std::vector<double> levels = levels_of(d);
+  const std::vector<double>& levels = levels_of(d);
   double top = 0;
   for (int g = 0; g < d / group(d); ++g) top = std::max(top, from_f16(scale(row, d, g)));
   const float unit = float(codes) / float(levels.back() / level_unit());
-  for (int i = 0; i < d; ++i) {
-    const float share = top > 0 ? float(from_f16(scale(row, d, i / group(d)))) / float(top) : 0.0f;
-    const float whole = float(levels[size_t(code(row, d, i))] / level_unit()) * unit * share;
-    out[i] = top * levels.back() / codes * double(std::nearbyint(whole));
+  const double step = top * levels.back() / codes;
+  for (int g = 0; g < d / group(d); ++g) {
+    const float share = top > 0 ? float(from_f16(scale(row, d, g))) / float(top) : 0.0f;
+    std::vector<double> rounded;
+    for (const double level : levels)
+      rounded.push_back(step * double(std::nearbyint(float(level / level_unit()) * unit * share)));
+    for (int i = g * group(d); i < (g + 1) * group(d); ++i) out[i] = rounded[size_t(code(row, d, i))];
   }
 }
 
 void ScaledCodec::encode(const double* x, int d, std::byte* row) const {
   std::memset(row, 0, row_bytes(d));
-  const std::vector<double> levels = levels_of(d);
+  const std::vector<double>& levels = levels_of(d);
   std::vector<int> codes(static_cast<size_t>(group(d)));
   for (int g = 0; g < d / group(d); ++g) {
     const double* values = x + g * group(d);
@@ -82,9 +88,9 @@ void ScaledCodec::encode(const double* x, int d, std::byte* row) const {
   }
 }
 
-RowFaults ScaledCodec::check(const double* x, int d, const std::byte* row) const {
+RowFaults ScaledCodec::check(const double* x, int d, const std::byte* row, const std::byte*) const {
   RowFaults faults;
-  const std::vector<double> levels = levels_of(d);
+  const std::vector<double>& levels = levels_of(d);
   std::vector<int> codes(static_cast<size_t>(group(d)));
   for (int g = 0; g < d / group(d); ++g) {
     const double* values = x + g * group(d);

@@ -30,11 +30,11 @@ class ScaledCodec : public Codec {
   void decode(const std::byte* row, int d, double* out) const override;
   void decode_rounded(const std::byte* row, int d, int codes, double* out) const override;
   void encode(const double* x, int d, std::byte* row) const override;
-  RowFaults check(const double* x, int d, const std::byte* row) const override;
+  RowFaults check(const double* x, int d, const std::byte* row, const std::byte* best) const override;
 
  protected:
   virtual int group(int d) const = 0;
-  virtual std::vector<double> levels_of(int d) const = 0;
+  virtual const std::vector<double>& levels_of(int d) const = 0;
   // What the published levels are multiplied by to become these.
   virtual double level_unit() const { return 1; }
   virtual int code(const std::byte* row, int d, int i) const = 0;

@@ -21,7 +21,11 @@ constexpr double kUnit = 40;  // levels are in 1 / 40 of the root mean square
 class TrellisCodec final : public Codec {
  public:
   TrellisCodec(std::string_view name, int bits, const int8_t* levels, const double* nmse)
-      : name_(name), bits_(bits), n_states_(bits == 2 ? 256 : 512), levels_(levels), nmse_(nmse) {}
+      : name_(name),
+        bits_(bits),
+        n_states_(bits == 2 ? 256 : 512),
+        levels_(levels, levels + n_states_),
+        nmse_(nmse) {}
 
   std::string_view name() const override { return name_; }
   size_t row_bytes(int d) const override { return size_t(d * bits_ / 8 + 2); }
@@ -33,8 +37,8 @@ class TrellisCodec final : public Codec {
 
   void decode(const std::byte* row, int d, double* out) const override {
     const double scale = from_f16(u16_at(row + d * bits_ / 8));
-    const std::vector<int> path = levels_of(row, d);
-    for (int t = 0; t < d; ++t) out[t] = scale * path[size_t(t)];
+    const std::vector<float> path = levels_of(row, d);
+    for (int t = 0; t < d; ++t) out[t] = scale * double(path[size_t(t)]);
   }
 
   void encode(const double* x, int d, std::byte* row) const override {
@@ -56,7 +60,7 @@ class TrellisCodec final : public Codec {
   // what a scalar code of b bits does, 2.72 / 4^b (Panter and Dite), times four for the worst of them; 2 %
   // and a twelfth a value go to a search over targets rounded to whole units. The mean over rows is held to
   // theory elsewhere.
-  RowFaults check(const double* x, int d, const std::byte* row) const override {
+  RowFaults check(const double* x, int d, const std::byte* row, const std::byte* ideal_row) const override {
     RowFaults faults;
     const double rms = root_of_squares(x, d) / std::sqrt(double(d));
     const double stored = from_f16(u16_at(row + d * bits_ / 8)), ideal = scale_for(x, d, row);
@@ -68,9 +72,7 @@ class TrellisCodec final : public Codec {
     if (rms == 0 || stored == 0) return faults;
     std::vector<double> target;
     for (int t = 0; t < d; ++t) target.push_back(target_of(x[t], rms));
-    std::vector<std::byte> own(row_bytes(d));
-    encode(x, d, own.data());
-    const double cost = cost_of(target, row), best = cost_of(target, own.data());
+    const double cost = cost_of(target, row), best = cost_of(target, ideal_row);
     const double memory = double(bits_ == 2 ? 8 : 9) / bits_,
                  scalar = 2.72 * std::pow(0.25, bits_) * kUnit * kUnit;
     const double allowed = 1.02 * best + d / 12.0 + 4 * memory * scalar;
@@ -83,13 +85,12 @@ class TrellisCodec final : public Codec {
 
  private:
   // Level of each value, in units.
-  std::vector<int> levels_of(const std::byte* row, int d) const {
-    std::vector<int> out;
-    for (int t = 0; t < d; ++t) {
-      int state = 0;
-      for (int back = 8; back >= 0; --back)
-        state = (state << bits_ | bits_at(row, (t - back + d) % d * bits_, bits_)) % n_states_;
-      out.push_back(levels_[state]);
+  std::vector<float> levels_of(const std::byte* row, int d) const {
+    std::vector<float> out;
+    int state = 0;
+    for (int t = -9; t < d; ++t) {  // nine symbols fill any state
+      state = (state << bits_ | bits_at(row, (t + d) % d * bits_, bits_)) % n_states_;
+      if (t >= 0) out.push_back(levels_[size_t(state)]);
     }
     return out;
   }
@@ -97,52 +98,62 @@ class TrellisCodec final : public Codec {
   static double target_of(double x, double rms) { return std::clamp(x * kUnit / rms, -127.0, 127.0); }
 
   double cost_of(const std::vector<double>& target, const std::byte* row) const {
-    const std::vector<int> path = levels_of(row, int(target.size()));
+    const std::vector<float> path = levels_of(row, int(target.size()));
     double cost = 0;
-    for (size_t t = 0; t < target.size(); ++t) cost += (target[t] - path[t]) * (target[t] - path[t]);
+    for (size_t t = 0; t < target.size(); ++t)
+      cost += (target[t] - double(path[t])) * (target[t] - double(path[t]));
     return cost;
   }
 
   double scale_for(const double* x, int d, const std::byte* row) const {
-    const std::vector<int> path = levels_of(row, d);
+    const std::vector<float> path = levels_of(row, d);
     double xy = 0, yy = 0;
-    for (int t = 0; t < d; ++t) xy += x[t] * path[size_t(t)], yy += double(path[size_t(t)]) * path[size_t(t)];
+    for (int t = 0; t < d; ++t) {
+      const double level = double(path[size_t(t)]);
+      xy += x[t] * level;
+      yy += level * level;
+    }
     return yy > 0 ? std::max(0.0, xy / yy) : 0;
   }
 
   // States of the cheapest path through `target` with free ends. Costs are f32: a path that is worse by its
   // rounding will do.
   std::vector<int> best_states(const std::vector<float>& target) const {
-    const int branches = 1 << bits_, groups = n_states_ / branches;
-    std::vector<float> now(static_cast<size_t>(n_states_)), best(static_cast<size_t>(groups));
-    std::vector<int> from(target.size() * size_t(groups));
+    const size_t n = size_t(n_states_), branches = size_t(1) << bits_, groups = n / branches;
+    // [t][s]: of the cheapest path that ends before value t, in state s. State s of t follows s / branches +
+    // p groups of t - 1, whichever symbol p left it.
+    std::vector<float> costs((target.size() + 1) * n);
     for (size_t t = 0; t < target.size(); ++t) {
-      int* pick = &from[t * size_t(groups)];
-      for (int g = 0; g < groups; ++g) best[size_t(g)] = now[size_t(g)];
-      for (int p = 1; p < branches; ++p)
-        for (int g = 0; g < groups; ++g) {
-          const float other = now[size_t(p * groups + g)], mine = best[size_t(g)];
-          pick[g] = other < mine ? p : pick[g];
-          best[size_t(g)] = other < mine ? other : mine;
+      const float* before = &costs[t * n];
+      float* after = &costs[(t + 1) * n];
+      float best[128];
+      std::copy_n(before, groups, best);
+      for (size_t p = 1; p < branches; ++p)
+        for (size_t g = 0; g < groups; ++g)
+          best[g] = before[p * groups + g] < best[g] ? before[p * groups + g] : best[g];
+      for (size_t g = 0; g < groups; ++g)
+        for (size_t o = 0; o < branches; ++o) {
+          const float miss = target[t] - levels_[g * branches + o];
+          after[g * branches + o] = best[g] + miss * miss;
         }
-      for (int s = 0; s < n_states_; ++s) {
-        const float miss = target[t] - float(levels_[s]);
-        now[size_t(s)] = best[size_t(s / branches)] + miss * miss;
-      }
     }
-    int state = int(std::min_element(now.begin(), now.end()) - now.begin());
+    const float* last = &costs[target.size() * n];
+    size_t state = size_t(std::min_element(last, last + n) - last);
     std::vector<int> states(target.size());
     for (size_t t = target.size(); t-- > 0;) {
-      states[t] = state;
-      const int g = state / branches;
-      state = from[t * size_t(groups) + size_t(g)] * groups + g;
+      states[t] = int(state);
+      size_t from = state / branches;
+      for (size_t p = 1; p < branches; ++p)
+        if (costs[t * n + state / branches + p * groups] < costs[t * n + from])
+          from = state / branches + p * groups;
+      state = from;
     }
     return states;
   }
 
   std::string_view name_;
   int bits_, n_states_;
-  const int8_t* levels_;
+  std::vector<float> levels_;
   const double* nmse_;
 };
 
