@@ -35,7 +35,8 @@ struct BenchRow {
   double read_bytes = 0;  // of one repetition, weights and keys and values
   cpu::Roofline roofline;
   double load = 0;
-  double foreign = 0;  // share of the machine that others used
+  double foreign = 0;       // share of the machine that others used
+  double predicted_ts = 0;  // tokens/s of a generation, from the figures of `devices --measure`; 0: none
 
   double n_tokens() const { return test.n_prompt + test.n_gen; }
   double mean_s() const;
@@ -50,6 +51,8 @@ struct BenchRow {
   // single bound: 0.
   double roofline_share() const;
   bool contended() const { return foreign > 0.10; }
+  // Measured over predicted, less one; 0 without a prediction.
+  double prediction_error() const { return predicted_ts > 0 ? median_ts() / predicted_ts - 1 : 0; }
   // "pp512", "tg128", "pp512+tg128", each with " @ d16384"
   std::string name() const;
 };

@@ -9,7 +9,9 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "bench.h"
+#include "decide/cost.h"
 #include "machine.h"
+#include "store.h"
 
 namespace kvasir::app {
 
@@ -170,22 +172,37 @@ BenchRow describe(const engine::Model& model, const BenchSetup& setup, const Ben
   const backends::Caps caps = model.backend().caps();
   row.isa = caps.isa;
   row.backend = caps.name;
-  std::ranges::transform(row.backend, row.backend.begin(), [](unsigned char c) { return char(std::toupper(c)); });
+  std::ranges::transform(row.backend, row.backend.begin(),
+                         [](unsigned char c) { return char(std::toupper(c)); });
   if (caps.name != "cpu") row.gpu = caps.device;
   row.test_time = utc_time();
   return row;
+}
+
+// Mean over a generation: half of it is stored on average.
+double predict(const std::optional<decide::MachineTable>& table, const decide::ModelGeometry& geometry,
+               const BenchSetup& setup, const BenchTest& test) {
+  if (!table || test.n_gen == 0 || test.n_prompt > 0 || !setup.flash_attention) return 0;
+  const decide::KvTypes types{setup.kv.k, setup.kv.v, setup.kv.k_sliding, setup.kv.v_sliding};
+  const decide::Prediction p =
+      decide::predict_step(*table, geometry, types, test.n_depth + (test.n_gen + 1) / 2);
+  return p.cost ? 1 / p.cost->total() : 0;
 }
 
 void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup& setup,
                    const BenchPlan& plan, const cpu::Roofline& roofline,
                    const std::function<void(const BenchRow&)>& done) {
   Bench bench(model, setup, plan.tests);
+  const backends::Caps caps = model->backend().caps();
+  const auto table = stored_machine(caps.name, caps.device, caps.name == "cpu" ? model->n_threads() : 0);
+  const decide::ModelGeometry geometry = decide::read_geometry(model->file());
   if (!plan.quiet)
     for (const std::string& line : bench.session().load_lines()) note(line);
   for (const BenchTest& test : plan.tests) {
     BenchRow row = describe(*model, setup, test);
     row.roofline = roofline;
     count_work(bench.session(), row);
+    row.predicted_ts = predict(table, geometry, setup, test);
     bench.prefill(test.n_depth);
     if (plan.warm_up) bench.time_once({test.n_prompt, std::min(test.n_gen, 4), test.n_depth});
     const ForeignLoad others;

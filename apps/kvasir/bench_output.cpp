@@ -51,6 +51,8 @@ Json to_json(const BenchRow& row) {
   json["roofline_share"] = row.roofline_share() > 0 ? Json(row.roofline_share()) : Json(nullptr);
   json["roofline_read_gb_per_s"] = row.roofline.read_gb_s;
   json["roofline_int8_gops"] = row.roofline.int8_gops;
+  json["predicted_ts"] = row.predicted_ts > 0 ? Json(row.predicted_ts) : Json(nullptr);
+  json["prediction_error"] = row.predicted_ts > 0 ? Json(row.prediction_error()) : Json(nullptr);
   json["isa"] = row.isa;
   json["kernel_hash"] = kernel_hash();
   json["load"] = row.load;
@@ -146,6 +148,7 @@ class MarkdownWriter : public BenchWriter {
         {"GB/s", 7, [](const BenchRow& row) { return fmt::format("{:.2f}", row.gb_per_s()); }},
         {"Gop/s", 8, [](const BenchRow& row) { return fmt::format("{:.1f}", row.gops()); }},
         {"of peak", 12, [](const BenchRow& row) { return share(row); }},
+        {"predicted", 15, [](const BenchRow& row) { return predicted(row); }},
         {"load", -16, [](const BenchRow& row) {
            return fmt::format("{:.2f}{}", row.load, row.contended() ? " contended" : "");
          }}};
@@ -170,6 +173,10 @@ class MarkdownWriter : public BenchWriter {
   static std::string share(const BenchRow& row) {
     if (row.roofline_share() <= 0) return "-";
     return fmt::format("{:.0f} % {}", 100 * row.roofline_share(), row.test.n_gen == 0 ? "int8" : "read");
+  }
+  static std::string predicted(const BenchRow& row) {
+    if (row.predicted_ts <= 0) return "-";
+    return fmt::format("{:.2f} ({:+.0f} %)", row.predicted_ts, 100 * row.prediction_error());
   }
   static std::string padded(const std::string& text, int width) {
     size_t shown = 0;  // characters, not bytes: "±" has two bytes

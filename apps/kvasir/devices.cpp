@@ -1,91 +1,138 @@
 // kvasir devices: what this machine has, and how fast it is.
 #include <nlohmann/json.hpp>
 
-#include "backends/cpu/roofline.h"
 #include "backends/registry/registry.h"
 #include "base/cpu_features.h"
-#include "base/error.h"
-#include "base/thread_pool.h"
 #include "command.h"
+#include "console.h"
+#include "formats/format.h"
 #include "machine.h"
+#include "measure.h"
 #include "options.h"
+#include "store.h"
 
 namespace kvasir::app {
 namespace {
 
-struct Other {
+using Json = nlohmann::ordered_json;
+
+struct Entry {
   std::string backend, name, status, reason;
   uint64_t memory_bytes = 0;
-  double copy_gb_s = 0;
+  std::optional<decide::MachineTable> measured;
 };
 
-// Every backend but the cpu.
-std::vector<Other> other_backends(bool measure) {
-  std::vector<Other> rows;
+std::string kind_of(const std::string& backend) {
+  if (backend == "cuda") return "NVIDIA GPUs";
+  return backend == "metal" ? "Apple GPUs" : "GPUs with a Vulkan driver";
+}
+
+std::vector<Entry> entries() {
+  std::vector<Entry> rows;
   for (const backends::BackendStatus& status : backends::known_backends()) {
-    if (status.name == "cpu") continue;
-    Other row{status.name, status.name == "cuda" ? "NVIDIA GPUs" : status.name == "metal" ? "Apple GPUs" : "GPUs with a Vulkan driver",
-              status.reason.starts_with("not built") ? "not built" : "no device", status.reason};
+    Entry row{status.name,
+              kind_of(status.name),
+              status.reason.starts_with("not built") ? "not built" : "no device",
+              status.reason,
+              0,
+              {}};
     if (status.available) {
-      const backends::Caps caps = backends::create_backend(status.name, 1)->caps();
+      const backends::Caps& caps = backend_caps(status.name);
       row.name = caps.device;
       row.status = "ready";
-      row.memory_bytes = caps.memory_bytes;
-      if (measure) row.copy_gb_s = backends::copy_rate(status.name) / 1e9;
+      row.memory_bytes = status.name == "cpu" ? memory_total() : caps.memory_bytes;
     }
     rows.push_back(std::move(row));
   }
   return rows;
 }
 
-constexpr double kProbeSeconds = 0.5;
+// Takes the figures, keeps them for `kvasir decide`, and returns them.
+decide::MachineTable measure(const std::string& backend, int threads) {
+  decide::MachineTable table;
+  {
+    Progress bar("measuring " + backend);
+    table = measure_machine(backend, threads, [&](double fraction) { bar.update(fraction); });
+  }
+  if (const std::string path = store_machine(table); !path.empty())
+    note("{}: figures kept in {}", backend, path);
+  else
+    note("{}: the figures were not kept: neither HOME nor XDG_CACHE_HOME is set", backend);
+  return table;
+}
+
+Json entry_json(const Entry& entry, int threads) {
+  Json row = {{"backend", entry.backend},
+              {"name", entry.name},
+              {"memory_bytes", entry.memory_bytes},
+              {"status", entry.status},
+              {"reason", entry.reason}};
+  if (entry.backend == "cpu")
+    row.update({{"isa", isa_name(best_isa())}, {"features", cpu_feature_list()}, {"threads", threads}});
+  if (!entry.measured) return row;
+  const decide::MachineTable& t = *entry.measured;
+  if (entry.backend == "cpu") {
+    row.update(
+        {{"read_gb_per_s", t.read_gb_per_s}, {"int8_gops", t.int8_gops}, {"f32_gflops", t.f32_gflops}});
+    row["load"] = t.load;
+  } else {
+    row["copy_gb_per_s"] = t.read_gb_per_s;
+  }
+  row["op_us"] = t.op_us;
+  const Json whole = Json::parse(decide::to_json(t));
+  row["weights"] = whole["weights"];
+  row["attention"] = whole["attention"];
+  return row;
+}
+
+std::string measured_text(const decide::MachineTable& t) {
+  std::string text =
+      t.backend == "cpu"
+          ? fmt::format(
+                "         reads {:.1f} GB/s, int8 {:.0f} Gop/s, f32 {:.0f} Gflop/s, an op starts in {:.1f} "
+                "us "
+                "(load {:.2f})\n",
+                t.read_gb_per_s, t.int8_gops, t.f32_gflops, t.op_us, t.load)
+          : fmt::format("         copies {:.0f} GB/s, an op starts in {:.1f} us\n", t.read_gb_per_s, t.op_us);
+  text += "         weights of one row, GB/s:";
+  for (const decide::WeightCost& w : t.weights)
+    text += fmt::format(" {} {:.1f}", formats::require(w.type).name, w.gb_per_s);
+  text += "\n         attention, ns a stored token of one KV head (2 and 8 query heads):\n";
+  for (size_t i = 0; i + 1 < t.attention.size(); i += 2) {
+    const decide::AttentionCost &low = t.attention[i], &high = t.attention[i + 1];
+    text += fmt::format("           {:<18} head {:>3} {:>8.2f} {:>8.2f}\n",
+                        fmt::format("{}/{}", formats::require(low.k).name, formats::require(low.v).name),
+                        low.head_dim, low.ns_per_key, high.ns_per_key);
+  }
+  return text;
+}
+
+std::string entry_text(const Entry& entry, int threads) {
+  std::string text;
+  if (entry.backend == "cpu")
+    text =
+        fmt::format("cpu      {}\n         kernels {}, {} threads, {} memory\n         {}\n", entry.name,
+                    isa_name(best_isa()), threads, size_text(double(entry.memory_bytes)), cpu_feature_list());
+  else
+    text = fmt::format("{:<9}{}\n", entry.backend,
+                       entry.status == "ready"
+                           ? fmt::format("{}, {} memory", entry.name, size_text(double(entry.memory_bytes)))
+                           : entry.reason);
+  return entry.measured ? text + measured_text(*entry.measured) : text;
+}
 
 int devices(const Args& args) {
   const int threads = thread_count(args);
-  cpu::Roofline roofline;
-  if (args.on("measure")) {
-    ThreadPool pool(threads);
-    roofline = cpu::measure_roofline(pool, kProbeSeconds);
+  Json list = Json::array();
+  for (Entry& entry : entries()) {
+    if (args.on("measure") && entry.status == "ready") entry.measured = measure(entry.backend, threads);
+    if (args.on("json"))
+      list.push_back(entry_json(entry, threads));
+    else
+      print(entry_text(entry, threads));
+    flush_out();
   }
-  using Json = nlohmann::ordered_json;
-  if (args.on("json")) {
-    Json cpu_row = {{"backend", "cpu"},
-                    {"name", cpu_name()},
-                    {"memory_bytes", memory_total()},
-                    {"status", "ready"},
-                    {"reason", ""},
-                    {"isa", isa_name(best_isa())},
-                    {"features", cpu_feature_list()},
-                    {"threads", threads}};
-    if (args.on("measure")) {
-      cpu_row["read_gb_per_s"] = roofline.read_gb_s;
-      cpu_row["int8_gops"] = roofline.int8_gops;
-      cpu_row["f32_gflops"] = roofline.f32_gflops;
-      cpu_row["load"] = load_average();
-    }
-    Json list = Json::array({cpu_row});
-    for (const Other& other : other_backends(args.on("measure"))) {
-      list.push_back({{"backend", other.backend},
-                      {"name", other.name},
-                      {"memory_bytes", other.memory_bytes},
-                      {"status", other.status},
-                      {"reason", other.reason}});
-      if (other.copy_gb_s > 0) list.back()["copy_gb_per_s"] = other.copy_gb_s;
-    }
-    print(list.dump(2) + "\n");
-  } else {
-    print(fmt::format("cpu      {}\n         kernels {}, {} threads, {} memory\n         {}\n", cpu_name(),
-                      isa_name(best_isa()), threads, size_text(double(memory_total())), cpu_feature_list()));
-    if (args.on("measure"))
-      print(fmt::format("         reads {:.1f} GB/s, int8 {:.0f} Gop/s, f32 {:.0f} Gflop/s (load {:.2f})\n",
-                        roofline.read_gb_s, roofline.int8_gops, roofline.f32_gflops, load_average()));
-    for (const Other& other : other_backends(args.on("measure"))) {
-      print(fmt::format("{:<9}{}\n", other.backend,
-                        other.status == "ready" ? fmt::format("{}, {} memory", other.name, size_text(double(other.memory_bytes)))
-                                                : other.reason));
-      if (other.copy_gb_s > 0) print(fmt::format("         copies {:.0f} GB/s\n", other.copy_gb_s));
-    }
-  }
+  if (args.on("json")) print(list.dump(2) + "\n");
   flush_out();
   return 0;
 }
@@ -98,12 +145,14 @@ Command devices_command() {
   command.summary = "what this machine offers, and how fast it is";
   command.usage = "[options]";
   command.description =
-      "Lists the backends. With --measure the memory read rate and the arithmetic peaks are measured; every "
-      "share of the "
-      "roofline that `kvasir bench` prints is relative to figures taken this way.";
+      "Lists the backends. With --measure the memory read rate, the arithmetic peaks, products with every "
+      "weight type and "
+      "attention over every cache type are measured and kept in the cache folder; `kvasir decide` predicts "
+      "from them, "
+      "and `kvasir bench` says how far off the prediction was.";
   command.flags = {{.names = "--measure",
                     .group = "Measuring",
-                    .help = "measure read bandwidth and arithmetic peaks (about 2 seconds)"},
+                    .help = "measure what ops cost here, for `kvasir decide` (about half a minute)"},
                    {.names = "-t, --threads",
                     .argument = "N",
                     .kind = Kind::kInteger,

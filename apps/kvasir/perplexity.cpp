@@ -5,9 +5,14 @@
 
 #include "base/error.h"
 #include "command.h"
+#include "decide/quality.h"
 #include "engine/kl_divergence.h"
 #include "formats/format.h"
 #include "generation.h"
+#include "gguf/recipe.h"
+#include "machine.h"
+#include "store.h"
+#include "version.h"
 
 namespace kvasir::app {
 namespace {
@@ -98,6 +103,49 @@ nlohmann::ordered_json describe(const engine::KlSummary& kl) {
   return {{"mean", kl.mean}, {"median", kl.median}, {"p999", kl.p999}, {"same_top", kl.same_top}};
 }
 
+// Name of the mix the file says it is; empty when it says none.
+std::string recipe_name(const gguf::File& file) {
+  const gguf::Value* value = file.find("general.file_type");
+  if (!value || value->is_array()) return "";
+  for (const gguf::Recipe& recipe : gguf::recipes())
+    if (int64_t(recipe.file_type) == value->integer()) return std::string(recipe.name);
+  return "";
+}
+
+// Keeps the figure for `kvasir decide`. Pages kept exact and the path without flash attention are other
+// caches.
+void keep_quality(const Task& task, const engine::KlResult& result, bool decode) {
+  const engine::SessionOptions& o = task.session;
+  if (o.kv_exact_first > 0 || o.kv_exact_last > 0 || !o.flash_attention) return;
+  const decide::ModelGeometry geometry = decide::read_geometry(task.model->file());
+  decide::QualityTable table;
+  if (auto stored = stored_quality(geometry.fingerprint)) table = *stored;
+  table.fingerprint = geometry.fingerprint;
+  table.model = task.model->description();
+  table.geometry = decide::match_geometry(geometry);
+  table.weights = recipe_name(task.model->file());
+  decide::QualityRow row;
+  row.types = {o.kv.k, o.kv.v, o.kv.k_sliding, o.kv.v_sliding};
+  row.n_ctx = task.n_ctx;
+  row.n_tokens = result.ppl.n_tokens;
+  row.mean = result.kl.mean;
+  row.median = result.kl.median;
+  row.p999 = result.kl.p999;
+  row.same_top = result.kl.same_top;
+  row.floor = result.noise_floor.mean;
+  row.ppl = result.ppl.ppl;
+  row.exact_share = result.exact_share;
+  row.decode = decode;
+  row.kernel_hash = kernel_hash();
+  row.date = utc_time();
+  decide::add_row(table, row);
+  const std::string path = store_quality(table);
+  if (path.empty())
+    note("the figure was not kept for `kvasir decide`: neither HOME nor XDG_CACHE_HOME is set");
+  else if (!task.quiet)
+    note("kept for `kvasir decide`: {}", path);
+}
+
 void run_kl(const Args& args, Task& task) {
   engine::Session tested(task.model, task.session);
   engine::SessionOptions exact = task.session;
@@ -121,6 +169,7 @@ void run_kl(const Args& args, Task& task) {
   };
   const engine::KlResult result = engine::kl_divergence(tested, reference, floor, task.tokens, options);
   if (!task.quiet && err_is_terminal()) print_err("\n");
+  keep_quality(task, result, options.decode);
   if (args.on("json")) {
     nlohmann::ordered_json document = describe(task, result.ppl);
     document["decode"] = options.decode;

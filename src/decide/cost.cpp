@@ -54,6 +54,7 @@ std::string to_json(const MachineTable& t) {
                {"date", t.date},
                {"threads", t.threads},
                {"load", t.load},
+               {"foreign", t.foreign},
                {"memory_bytes", t.memory_bytes},
                {"read_gb_per_s", t.read_gb_per_s},
                {"int8_gops", t.int8_gops},
@@ -62,7 +63,7 @@ std::string to_json(const MachineTable& t) {
                {"weights", Json::array()},
                {"attention", Json::array()}};
   for (const WeightCost& w : t.weights)
-    json["weights"].push_back({{"type", name(w.type)}, {"gb_per_s", w.gb_per_s}, {"gops", w.gops}});
+    json["weights"].push_back({{"type", name(w.type)}, {"gb_per_s", w.gb_per_s}});
   for (const AttentionCost& a : t.attention)
     json["attention"].push_back({{"k", name(a.k)},
                                  {"v", name(a.v)},
@@ -87,6 +88,7 @@ MachineTable machine_from_json(std::string_view text, std::string_view file) {
   t.date = r.text("date");
   t.threads = int(r.integer("threads"));
   t.load = r.positive("load");
+  t.foreign = r.positive("foreign");
   t.memory_bytes = uint64_t(r.integer("memory_bytes"));
   t.read_gb_per_s = r.positive("read_gb_per_s");
   t.int8_gops = r.positive("int8_gops");
@@ -95,7 +97,7 @@ MachineTable machine_from_json(std::string_view text, std::string_view file) {
   const auto& weights = r.list("weights");
   for (size_t i = 0; i < weights.size(); ++i) {
     const JsonReader row(weights[i], r.item("weights", i));
-    t.weights.push_back({row.type("type"), row.positive("gb_per_s"), row.positive("gops")});
+    t.weights.push_back({row.type("type"), row.positive("gb_per_s")});
   }
   const auto& attention = r.list("attention");
   for (size_t i = 0; i < attention.size(); ++i) {

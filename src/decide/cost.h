@@ -16,7 +16,6 @@ inline constexpr int kMachineSchema = 1;
 struct WeightCost {
   DType type{};
   double gb_per_s = 0;  // 1e9 bytes/s of weights, one row
-  double gops = 0;      // 1e9 operations/s, many rows; 0: not measured
 };
 
 struct AttentionCost {
@@ -32,12 +31,15 @@ struct MachineTable {
   std::string date;  // UTC
   int threads = 0;
   double load = 0;            // one-minute load average
+  double foreign = 0;         // share of the machine that other programs used meanwhile
   uint64_t memory_bytes = 0;  // of the device
   double read_gb_per_s = 0, int8_gops = 0, f32_gflops = 0;
   double op_us = 0;  // an op of no work inside a step
   std::vector<WeightCost> weights;
   std::vector<AttentionCost> attention;
 };
+
+inline constexpr double kContended = 0.10;  // `foreign` above this: the figures are of a busy machine
 
 std::string to_json(const MachineTable& table);
 // Throws Error{kBadFile} "NAME: field ...".

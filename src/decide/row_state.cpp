@@ -223,6 +223,9 @@ std::string RowState::explanation() const {
                         n_ctx_, ms(c.cost->weights), ms(c.cost->attention), ms(c.cost->starts));
   else
     text += fmt::format(", no prediction ({})", c.cost_missing);
+  if (c.cost && inputs_.machine->foreign > kContended)
+    text += fmt::format(", from figures taken while other programs used {:.0f} % of the machine",
+                        100 * inputs_.machine->foreign);
   if (!c.exact && stock_fits() && stock().cost)
     text += fmt::format(", {:+.1f} % over {}", 100 * c.gain, stock_text());
   if (!c.exact && !stock_fits())

@@ -55,7 +55,7 @@ inline MachineTable machine(const Device& device) {
   t.read_gb_per_s = 24;
   t.int8_gops = 1200;
   t.op_us = 3;
-  for (const DType type : device.weight_types) t.weights.push_back({type, 20, 500});
+  for (const DType type : device.weight_types) t.weights.push_back({type, 20});
   for (const DType type : device.kv_types) {
     const formats::Format& format = formats::require(type);
     if (!format.has_role(formats::kValues)) continue;

@@ -1,0 +1,16 @@
+// What one op costs on a backend, measured through the graph route that generates text.
+#pragma once
+#include <functional>
+#include <string>
+
+#include "decide/cost.h"
+
+namespace kvasir::app {
+
+// Everything a prediction needs: read rate and peaks, products of one row with each weight type, attention
+// over each cache type at each head size, the start of an op. `progress` gets 0..1. About 20 seconds on two
+// cores. Throws Error{kNoDevice}.
+decide::MachineTable measure_machine(const std::string& backend, int threads,
+                                     const std::function<void(double)>& progress);
+
+}  // namespace kvasir::app

@@ -1,0 +1,157 @@
+// Predictions on a recorded table, and the tables' way to JSON and back.
+#include "decide/cost.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "decide/inputs.h"
+#include "decide/quality.h"
+
+namespace kvasir::decide {
+namespace {
+
+using test::both;
+
+// Two AVX-512 cores, nothing else running: what `devices --measure` and `bench` found there
+// (docs/benchmarks.md).
+MachineTable recorded() {
+  MachineTable t;
+  t.backend = "cpu";
+  t.device = "Intel Xeon, 2 cores";
+  t.isa = "avx512";
+  t.threads = 2;
+  t.read_gb_per_s = 24;
+  t.int8_gops = 1250;
+  t.f32_gflops = 330;
+  t.op_us = 2.3;
+  t.weights = {
+      {DType::q8_0, 23.5}, {DType::q4_k, 19.5}, {DType::q6_k, 20}, {DType::bf16, 21}, {DType::f16, 21}};
+  for (const int head_dim : {256, 512}) {
+    const double scale = head_dim / 512.0;
+    t.attention.push_back({DType::f16, DType::f16, head_dim, 2, 105 * scale});
+    t.attention.push_back({DType::f16, DType::f16, head_dim, 8, 121 * scale});
+    t.attention.push_back({DType::q8_0, DType::q8_0, head_dim, 2, 62 * scale});
+    t.attention.push_back({DType::q8_0, DType::q8_0, head_dim, 8, 96 * scale});
+    t.attention.push_back({DType::tbq4_h, DType::tbq4_h, head_dim, 8, 63 * scale});
+    t.attention.push_back({DType::qjl1_256, DType::q8_0, head_dim, 8, 148 * scale});
+  }
+  return t;
+}
+
+TEST(Cost, StepOfE2bIsWhatBenchMeasured) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");
+  const Prediction p = predict_step(recorded(), g, both(DType::q8_0), 16);
+  ASSERT_TRUE(p.cost) << p.missing;
+  // bench measured 9.67 and 8.26 tokens/s in two runs.
+  EXPECT_GT(1 / p.cost->total(), 8.0);
+  EXPECT_LT(1 / p.cost->total(), 10.0);
+  EXPECT_NEAR(p.cost->weights, double(g.step_bytes()) / 23.4e9, 0.02 * p.cost->weights);
+}
+
+TEST(Cost, AttentionGrowsWithGlobalLayersOnlyBeyondTheWindow) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");
+  const auto attention = [&](int n) {
+    return predict_step(recorded(), g, both(DType::q8_0), n).cost->attention;
+  };
+  // 7 global layers of one KV head: 96 ns a token each; 28 sliding layers stay at 512 tokens.
+  EXPECT_NEAR(attention(32768) - attention(16384), 16384 * 7 * 96e-9, 1e-9);
+  EXPECT_NEAR(attention(512), 512 * (7 * 96e-9 + 28 * 48e-9), 1e-9);
+  const auto f16 = predict_step(recorded(), g, both(DType::f16), 131072),
+             h4 = predict_step(recorded(), g, both(DType::tbq4_h), 131072);
+  EXPECT_NEAR(f16.cost->attention / h4.cost->attention, 121.0 / 63, 0.01);
+}
+
+TEST(Cost, PairsThatWereNotMeasuredAreHalvesOfThoseThatWere) {
+  const MachineTable t = recorded();
+  EXPECT_DOUBLE_EQ(*attention_ns(t, DType::f16, DType::q8_0, 512, 8), (121 + 96) / 2.0);
+  EXPECT_DOUBLE_EQ(*attention_ns(t, DType::qjl1_256, DType::q8_0, 512, 8), 148);
+  // Keys of their own kind: what is left of the measured pair, beside half of the other.
+  EXPECT_DOUBLE_EQ(*attention_ns(t, DType::qjl1_256, DType::f16, 512, 8), (148 - 96 / 2.0) + 121 / 2.0);
+  EXPECT_DOUBLE_EQ(*attention_ns(t, DType::q8_0, DType::q8_0, 512, 5), 79);  // between
+  EXPECT_DOUBLE_EQ(*attention_ns(t, DType::q8_0, DType::q8_0, 512, 16), 96 + (96 - 62) / 6.0 * 8);
+  EXPECT_DOUBLE_EQ(*attention_ns(t, DType::q8_0, DType::q8_0, 512, 1), 62);  // bytes bound it below
+  EXPECT_FALSE(attention_ns(t, DType::tbq3_h, DType::q8_0, 512, 8));
+  EXPECT_FALSE(attention_ns(t, DType::q8_0, DType::q8_0, 128, 8));
+}
+
+TEST(Cost, WhatIsMissingIsNamed) {
+  const Prediction kv = predict_step(recorded(), test::geometry("gemma4-e2b"), both(DType::tbq3_h), 100);
+  EXPECT_FALSE(kv.cost);
+  EXPECT_EQ(kv.missing, "attention over tbq3_h/tbq3_h at head size 256");
+  const Prediction weights =
+      predict_step(recorded(), test::geometry("gemma4-e2b", "q5_0"), both(DType::q8_0), 100);
+  EXPECT_FALSE(weights.cost);
+  EXPECT_EQ(weights.missing, "products with q5_0 weights");
+}
+
+TEST(Cost, ExpertsAreReadAsOftenAsTheyAreUsed) {
+  const ModelGeometry g = test::geometry("gemma4-26b-a4b");
+  EXPECT_LT(double(g.step_bytes()), 0.25 * double(g.file_bytes));
+}
+
+TEST(Cost, AnOpIsBoundByBytesOrOperations) {
+  const MachineTable t = recorded();
+  EXPECT_NEAR(op_seconds(t, 24e9, 1), 1, 1e-4);
+  EXPECT_NEAR(op_seconds(t, 1, 1250e9), 1, 1e-4);
+  EXPECT_NEAR(op_seconds(t, 0, 0), 2.3e-6, 1e-9);
+}
+
+TEST(MachineTable, SurvivesJson) {
+  const MachineTable t = recorded();
+  EXPECT_EQ(to_json(machine_from_json(to_json(t), "t.json")), to_json(t));
+  EXPECT_EQ(machine_name("cpu", "A/B (c)", 2), "cpu-A_B__c_-t2.json");
+}
+
+TEST(MachineTable, BadOnesAreRefusedByField) {
+  const auto refused = [](std::string text, const char* part) {
+    try {
+      machine_from_json(text, "t.json");
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBadFile);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  refused("{", "t.json: is not JSON");
+  refused("[]", "t.json: is not an object");
+  refused("{}", "field 'kind' is missing");
+  std::string text = to_json(recorded());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    changed.replace(changed.find(from), from.size(), to);
+    return changed;
+  };
+  refused(with("\"schema\": 1", "\"schema\": 9"), "field 'schema' is 9");
+  refused(with("\"read_gb_per_s\": 24.0", "\"read_gb_per_s\": -1"), "field 'read_gb_per_s'");
+  refused(with("\"q8_0\"", "\"q9_9\""), "field 'type' is 'q9_9'");
+}
+
+TEST(QualityTable, SurvivesJsonAndReplacesRows) {
+  QualityTable t;
+  t.fingerprint = "ab";
+  t.model = "gemma3 270M q4_k_m";
+  QualityRow row;
+  row.types = {DType::tbq4_ht, DType::tbq3_ht, DType::tbq4_h, DType::tbq3_h};
+  row.n_ctx = 2048;
+  row.n_tokens = 5000;
+  row.mean = 0.0012;
+  row.date = "2026-01-01T00:00:00Z";
+  add_row(t, row);
+  row.mean = 0.0011;
+  add_row(t, row);
+  ASSERT_EQ(t.rows.size(), 1u);
+  EXPECT_DOUBLE_EQ(t.rows[0].mean, 0.0011);
+  row.n_ctx = 512;
+  row.n_tokens = 9000;
+  add_row(t, row);
+  ASSERT_EQ(t.rows.size(), 2u);
+  const QualityTable again = quality_from_json(to_json(t), "q.json");
+  EXPECT_EQ(to_json(again), to_json(t));
+  ASSERT_TRUE(find_quality(again, row.types));
+  EXPECT_EQ(find_quality(again, row.types)->n_tokens, 9000);
+  EXPECT_FALSE(find_quality(again, both(DType::tbq4_h)));
+  EXPECT_THROW(quality_from_json("{\"kind\": \"machine\"}", "q.json"), Error);
+}
+
+}  // namespace
+}  // namespace kvasir::decide
