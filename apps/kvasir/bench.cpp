@@ -55,24 +55,35 @@ std::vector<engine::KvTypes> kv_pairs(const Args& args) {
       for (const std::string& name : names)
         if (names.size() != 2 || !formats::find(name))
           fail(ErrorCode::kUsage, "-ctkv {}: must be K/V, two of: {}", pair, cache_types_text());
-      pairs.push_back(
-          {.k = kv_type(names[0], true, backend), .v = kv_type(names[1], false, backend), .k_sliding = {}, .v_sliding = {}});
+      pairs.push_back({.k = kv_type(names[0], true, backend),
+                       .v = kv_type(names[1], false, backend),
+                       .k_sliding = {},
+                       .v_sliding = {}});
     }
     return pairs;
   }
-  for (const std::string& k : args.texts("cache-type-k"))
-    for (const std::string& v : args.texts("cache-type-v"))
-      pairs.push_back({.k = kv_type(k, true, backend), .v = kv_type(v, false, backend), .k_sliding = {}, .v_sliding = {}});
+  const auto named = [](const std::string& name) { return name == "auto" ? std::string("q8_0") : name; };
+  for (const std::string& k_name : args.texts("cache-type-k"))
+    for (const std::string& v_name : args.texts("cache-type-v")) {
+      const std::string k = named(k_name), v = named(v_name);
+      pairs.push_back({.k = kv_type(k, true, backend),
+                       .v = kv_type(v, false, backend),
+                       .k_sliding = {},
+                       .v_sliding = {}});
+    }
   return pairs;
 }
 
 std::vector<BenchSetup> setups_of(const Args& args) {
   std::vector<BenchSetup> setups;
+  const bool decided =
+      !args.given("kv-types") && args.text("cache-type-k") == "auto" && args.text("cache-type-v") == "auto";
   for (int n_batch : args.integers("batch-size"))
     for (int n_ubatch : args.integers("ubatch-size"))
       for (const engine::KvTypes& kv : kv_pairs(args))
         for (const std::string& flash : args.texts("flash-attn"))
-          setups.push_back({kv, flash_attention(flash, "-fa"), n_batch, std::min(n_batch, n_ubatch)});
+          setups.push_back(
+              {kv, decided, flash_attention(flash, "-fa"), n_batch, std::min(n_batch, n_ubatch)});
   return setups;
 }
 
@@ -92,6 +103,7 @@ int bench(const Args& args) {
   plan.setups = setups_of(args);
   plan.repetitions = args.integer("repetitions");
   plan.warm_up = !args.on("no-warmup");
+  plan.question = cache_question(args);
   plan.quiet = loudness(args) == Loudness::kQuiet;
   const std::vector<std::string> models =
       args.given("model") ? args.texts("model") : std::vector{model_path(args)};
@@ -191,13 +203,13 @@ std::vector<Flag> setup_flags() {
       {.names = "-ctk, --cache-type-k",
        .argument = "LIST",
        .kind = Kind::kKvTypes,
-       .fallback = "q8_0",
+       .fallback = "auto",
        .group = kGroup,
-       .help = "storage types of keys"},
+       .help = "storage types of keys; auto: as `kvasir decide` says"},
       {.names = "-ctv, --cache-type-v",
        .argument = "LIST",
        .kind = Kind::kKvTypes,
-       .fallback = "q8_0",
+       .fallback = "auto",
        .group = kGroup,
        .help = "storage types of values"},
       {.names = "-ctkv, --kv-types",
@@ -240,6 +252,7 @@ Command bench_command() {
         layers},
        test_flags(),
        setup_flags(),
+       choice_flags(),
        {{.names = "-o, --output",
          .argument = "FORMAT",
          .kind = Kind::kChoice,

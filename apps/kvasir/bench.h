@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cpu/roofline.h"
+#include "cache_choice.h"
 #include "engine/session.h"
 #include "options.h"
 
@@ -14,6 +15,7 @@ namespace kvasir::app {
 // A session is built once for each of these.
 struct BenchSetup {
   engine::KvTypes kv;
+  bool decided = false;  // kv is "auto": the decision chooses for each model
   bool flash_attention = true;
   int n_batch = 2048, n_ubatch = 512;
 };
@@ -35,7 +37,9 @@ struct BenchRow {
   double read_bytes = 0;  // of one repetition, weights and keys and values
   cpu::Roofline roofline;
   double load = 0;
-  double foreign = 0;       // share of the machine that others used
+  double foreign = 0;               // share of the machine that others used
+  nlohmann::ordered_json evidence;  // of the kernels that ran
+  std::string warning;              // what is not proved of them
   double predicted_ts = 0;  // tokens/s of a generation, from the figures of `devices --measure`; 0: none
 
   double n_tokens() const { return test.n_prompt + test.n_gen; }
@@ -64,6 +68,7 @@ struct BenchPlan {
   int repetitions = 5;
   bool warm_up = true;
   bool quiet = false;
+  CacheQuestion question;  // of setups that are decided
 };
 void measure(const std::shared_ptr<engine::Model>& model, const BenchPlan& plan,
              const cpu::Roofline& roofline, const std::function<void(const BenchRow&)>& done);

@@ -189,18 +189,35 @@ double predict(const std::optional<decide::MachineTable>& table, const decide::M
   return p.cost ? 1 / p.cost->total() : 0;
 }
 
-void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup& setup,
+// The types that the decision takes for the deepest test.
+BenchSetup resolve(const engine::Model& model, BenchSetup setup, const BenchPlan& plan) {
+  if (!setup.decided) return setup;
+  CacheQuestion question = plan.question;
+  for (const BenchTest& test : plan.tests)
+    question.n_ctx = std::max(question.n_ctx, test.n_depth + test.n_prompt + test.n_gen);
+  question.n_ubatch = setup.n_ubatch;
+  question.flash = setup.flash_attention;
+  const decide::Row row = decide_cache(model, question);
+  if (!plan.quiet) note("cache types decided: {}", row.reason);
+  if (!row.no_memory) setup.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding};
+  return setup;
+}
+
+void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup& asked,
                    const BenchPlan& plan, const cpu::Roofline& roofline,
                    const std::function<void(const BenchRow&)>& done) {
+  const BenchSetup setup = resolve(*model, asked, plan);
   Bench bench(model, setup, plan.tests);
   const backends::Caps caps = model->backend().caps();
   const auto table = stored_machine(caps.name, caps.device, caps.name == "cpu" ? model->n_threads() : 0);
   const decide::ModelGeometry geometry = decide::read_geometry(model->file());
-  if (!plan.quiet)
-    for (const std::string& line : bench.session().load_lines()) note(line);
+  const SessionEvidence evidence(bench.session(), plan.question.allow_unverified);
+  evidence.show(plan.quiet);
   for (const BenchTest& test : plan.tests) {
     BenchRow row = describe(*model, setup, test);
     row.roofline = roofline;
+    row.evidence = evidence.json();
+    row.warning = evidence.warning();
     count_work(bench.session(), row);
     row.predicted_ts = predict(table, geometry, setup, test);
     bench.prefill(test.n_depth);

@@ -53,6 +53,7 @@ Json to_json(const BenchRow& row) {
   json["roofline_int8_gops"] = row.roofline.int8_gops;
   json["predicted_ts"] = row.predicted_ts > 0 ? Json(row.predicted_ts) : Json(nullptr);
   json["prediction_error"] = row.predicted_ts > 0 ? Json(row.prediction_error()) : Json(nullptr);
+  json.update(row.evidence);
   json["isa"] = row.isa;
   json["kernel_hash"] = kernel_hash();
   json["load"] = row.load;
@@ -162,11 +163,13 @@ class MarkdownWriter : public BenchWriter {
     print(line + "\n");
     flush_out();
     last_ = row.roofline;
+    if (!row.warning.empty()) warning_ = row.warning;
   }
   void end() override {
     if (!first_)
       print(fmt::format("\nbuild: {}; peaks measured in this run: {:.1f} GB/s read, {:.0f} int8 Gop/s\n",
                         commit(), last_.read_gb_s, last_.int8_gops));
+    if (!warning_.empty()) print(warning_ + "\n");
   }
 
  private:
@@ -197,6 +200,7 @@ class MarkdownWriter : public BenchWriter {
 
   std::vector<Column> columns_;
   cpu::Roofline last_;
+  std::string warning_;
   bool first_ = true;
 };
 

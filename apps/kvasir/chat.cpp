@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "base/error.h"
+#include "cache_choice.h"
 #include "command.h"
 #include "generation.h"
 #include "text/utf8.h"
@@ -18,9 +19,10 @@ constexpr std::string_view kHelp =
 
 class Conversation {
  public:
-  Conversation(const Args& args, engine::Session& session)
+  Conversation(const Args& args, engine::Session& session, std::string warning)
       : args_(args),
         session_(session),
+        warning_(std::move(warning)),
         options_(generate_options(args)),
         chat_(session.model().chat_options()) {
     const OnOff reasoning = parse_on_off(args.text("reasoning"), "--reasoning");
@@ -53,7 +55,8 @@ class Conversation {
   }
 
   std::string stats() const {
-    return fmt::format("{}context   {} of {} positions\n", last_, session_.size(), session_.options().n_ctx);
+    return fmt::format("{}context   {} of {} positions\n{}", last_, session_.size(), session_.options().n_ctx,
+                       warning_.empty() ? "" : warning_ + "\n");
   }
 
   void answer(const std::string& line) {
@@ -92,10 +95,12 @@ class Conversation {
           "kvasir: the context is full; /clear starts afresh, or start with --context-shift or a larger "
           "-c\n");
     if (args_.on("stats")) print_err(last_);
+    if (!warning_.empty()) note(warning_);
   }
 
   const Args& args_;
   engine::Session& session_;
+  std::string warning_;  // said with every answer and figure
   engine::GenerateOptions options_;
   text::ChatOptions chat_;
   std::vector<text::Message> messages_;
@@ -118,13 +123,14 @@ int chat(const Args& args) {
   kv_types(args);
   const auto model = load_model(args);
   engine::Session session(model, session_options(args, *model));
+  const SessionEvidence evidence(session, args.on("allow-unverified"));
+  evidence.show(loudness(args) == Loudness::kQuiet);
   if (loudness(args) != Loudness::kQuiet) {
     note_chat_template(*model);
-    note_load_lines(session);
     note("{}, context {}", model->description(), session.options().n_ctx);
     if (in_is_terminal()) print_err("Type a message, /help for commands, Ctrl-D to leave.\n");
   }
-  Conversation conversation(args, session);
+  Conversation conversation(args, session, evidence.warning());
   std::string line;
   while (read_turn(line) && conversation.take(line)) {
   }

@@ -54,8 +54,11 @@ std::string option_line(const Flag& flag) {
 std::vector<std::string> known_values(const Flag& flag) {
   if (flag.kind == Kind::kChoice) return split(flag.choices, ' ');
   if (flag.kind == Kind::kOnOff) return {"on", "off", "auto"};
-  if (flag.kind == Kind::kKvType || flag.kind == Kind::kKvTypes)
-    return cache_type_names();
+  if (flag.kind == Kind::kKvType || flag.kind == Kind::kKvTypes) {
+    std::vector<std::string> names = cache_type_names();
+    if (flag.fallback == "auto") names.insert(names.begin(), "auto");
+    return names;
+  }
   return {};
 }
 

@@ -71,18 +71,18 @@ std::vector<Flag> context_flags() {
   };
 }
 
-std::vector<Flag> cache_flags() {
-  return {
+std::vector<Flag> cache_flags(std::string_view default_type) {
+  std::vector<Flag> flags = {
       {.names = "-ctk, --cache-type-k",
        .argument = "TYPE",
        .kind = Kind::kKvType,
-       .fallback = "q8_0",
+       .fallback = default_type,
        .group = kCache,
        .help = "storage type of keys"},
       {.names = "-ctv, --cache-type-v",
        .argument = "TYPE",
        .kind = Kind::kKvType,
-       .fallback = "q8_0",
+       .fallback = default_type,
        .group = kCache,
        .help = "storage type of values"},
       {.names = "--kv-swa",
@@ -103,7 +103,8 @@ std::vector<Flag> cache_flags() {
        .kind = Kind::kInteger,
        .fallback = "0",
        .group = kCache,
-       .help = "latest tokens that global layers keep exact besides the page being written (rounded up to 64)",
+       .help =
+           "latest tokens that global layers keep exact besides the page being written (rounded up to 64)",
        .min = 0,
        .max = 16777216},
       {.names = "-fa, --flash-attn",
@@ -114,6 +115,9 @@ std::vector<Flag> cache_flags() {
        .help = "fused attention: on, off or auto (also 1, 0)",
        .hint = "auto uses it wherever it is proved"},
   };
+  if (default_type == "auto")
+    for (const Flag& flag : choice_flags()) flags.push_back(flag);
+  return flags;
 }
 
 std::vector<Flag> sampling_flags(std::string_view default_temperature) {

@@ -10,6 +10,7 @@
 #include "backends/registry/registry.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "cache_choice.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
 #include "machine.h"
@@ -144,8 +145,11 @@ DType kv_type(std::string_view name, bool keys, const std::string& backend) {
 engine::KvTypes kv_types(const Args& args) {
   engine::KvTypes types;
   const std::string& backend = args.text("backend");
-  types.k = kv_type(args.text("cache-type-k"), true, backend);
-  types.v = kv_type(args.text("cache-type-v"), false, backend);
+  const auto named = [&](const char* key) -> std::string_view {
+    return args.text(key) == "auto" ? std::string_view("q8_0") : std::string_view(args.text(key));
+  };
+  types.k = kv_type(named("cache-type-k"), true, backend);
+  types.v = kv_type(named("cache-type-v"), false, backend);
   if (args.given("kv-swa")) {
     const auto pair = split(args.text("kv-swa"), ':');
     if (pair.size() != 2)
@@ -205,6 +209,15 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
   options.kv_exact_first = args.integer("kv-exact-first");
   options.kv_exact_last = args.integer("kv-exact-last");
   options.flash_attention = flash_attention(args.text("flash-attn"), "-fa");
+  if (types_are_automatic(args)) {
+    CacheQuestion question = cache_question(args);
+    question.n_ctx = options.n_ctx;
+    question.n_ubatch = options.n_ubatch;
+    question.flash = options.flash_attention;
+    const decide::Row row = decide_cache(model, question);
+    if (loudness(args) != Loudness::kQuiet) note("cache types decided: {}", row.reason);
+    if (!row.no_memory) options.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding};
+  }
   require_memory(model, options);
   return options;
 }

@@ -15,7 +15,8 @@ namespace kvasir::app {
 // Rows of the flag table.
 std::vector<Flag> model_flags();    // -m --backend -t -ngl
 std::vector<Flag> context_flags();  // -c -b -ub
-std::vector<Flag> cache_flags();    // -ctk -ctv --kv-swa -fa
+// -ctk -ctv --kv-swa -fa; with "auto" as default also what the decision is asked with.
+std::vector<Flag> cache_flags(std::string_view default_type = "auto");
 std::vector<Flag> choice_flags();   // --kl-max --prefer-exact-kv --allow-unverified
 std::vector<Flag> sampling_flags(std::string_view default_temperature);
 std::vector<Flag> prompt_flags();  // -p -f
@@ -43,9 +44,11 @@ std::vector<std::string> cache_type_names();
 std::string cache_types_text();
 // -ctk, -ctv: throws Error{kRefused} for a type without the role, or without attention here.
 DType kv_type(std::string_view name, bool keys, const std::string& backend = "cpu");
+// "auto" counts as q8_0 here; session_options decides.
 engine::KvTypes kv_types(const Args& args);
 bool flash_attention(std::string_view word, std::string_view what);
-// Options of a session over `model`; n_ctx resolved and checked against the memory that is free.
+// Options of a session over `model`; n_ctx resolved and checked against the memory that is free, cache types decided when
+// they are "auto" (the reason is said unless quiet).
 engine::SessionOptions session_options(const Args& args, const engine::Model& model);
 // Throws Error{kNoMemory} with required, free and the largest context that fits.
 void require_memory(const engine::Model& model, const engine::SessionOptions& options);

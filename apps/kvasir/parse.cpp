@@ -63,7 +63,8 @@ void check_number(const Flag& flag, std::string_view source, const std::string& 
 
 // One rule: a name nobody knows is a slip of the user's (2); a type that exists but has no KV role is refused
 // (3).
-void check_kv_type(std::string_view source, std::string_view value) {
+void check_kv_type(const Flag& flag, std::string_view source, std::string_view value) {
+  if (value == "auto" && flag.fallback == "auto") return;  // the decision chooses
   if (!formats::find(value))
     fail(ErrorCode::kUsage, "{} {}: no such storage type; a KV cache can hold: {}", source,
          value.empty() ? "''" : value, cache_types_text());
@@ -92,9 +93,9 @@ void check(const Flag& flag, std::string_view source, const std::string& value) 
       return;
     }
     case Kind::kKvType:
-      return check_kv_type(source, value);
+      return check_kv_type(flag, source, value);
     case Kind::kKvTypes:
-      for (const std::string& item : split(value, ',')) check_kv_type(source, item);
+      for (const std::string& item : split(value, ',')) check_kv_type(flag, source, item);
       return;
     case Kind::kIntegers:
       for (int64_t item : expand_integers(value, source)) check_integer(flag, source, std::to_string(item));

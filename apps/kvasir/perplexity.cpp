@@ -250,7 +250,7 @@ Command perplexity_command() {
                           .max = 16777216},
                          context_flags()[1],
                          context_flags()[2]},
-                        cache_flags(),
+                        cache_flags("q8_0"),
                         output_flags()});
   command.examples = {{"kvasir perplexity -m gemma.gguf -f wiki.test.raw -c 512", "the usual figure"},
                       {"kvasir perplexity -m gemma.gguf -f text.txt -ctk q4_0 -ctv q4_0 --chunks 10",

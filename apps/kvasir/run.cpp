@@ -1,5 +1,6 @@
 // kvasir run: text from a prompt.
 #include "base/error.h"
+#include "cache_choice.h"
 #include "command.h"
 #include "generation.h"
 #include "prompt_cache.h"
@@ -63,7 +64,8 @@ int run(const Args& args) {
     fail(ErrorCode::kUsage,
          "the prompt is empty, and this model starts no text with a BOS token; give some text");
   require_prompt_fits(session, tokens.size());
-  if (!quiet) note_load_lines(session);
+  const SessionEvidence evidence(session, args.on("allow-unverified"));
+  evidence.show(quiet);
 
   engine::GenerateOptions options = generate_options(args);
   if (options.sampler.temperature > 0 && !quiet) note("seed {}", options.sampler.seed);
@@ -80,6 +82,7 @@ int run(const Args& args) {
                                        {"seed", options.sampler.seed}};
     if (args.on("chat")) document["thought"] = chat.thought();
     document.update(timing_json(session, result));
+    document.update(evidence.json());
     print(document.dump(2) + "\n");
   } else {
     print("\n");
@@ -87,6 +90,7 @@ int run(const Args& args) {
   flush_out();
   if (!quiet) print_err("\n" + timing_text(session, result));
   cache.finish(session, result);
+  if (!evidence.warning().empty()) note(evidence.warning());
   return 0;
 }
 

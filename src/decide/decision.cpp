@@ -74,6 +74,7 @@ void add_classes(Row& row, const RowState& s, const KvTypes& types, bool planned
 
 // The command that would answer what the reason lacks.
 std::string next_command(const RowState& s) {
+  if (s.chosen() && !s.chosen()->exact && s.chosen()->proved) return "";  // nothing is missing
   const Candidate* c = s.promising();
   if (!c && !s.chosen()) {
     for (const Candidate& other : s.candidates())

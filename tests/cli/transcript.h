@@ -70,7 +70,8 @@ inline Outcome run_shell(const std::string& command, const fs::path& folder, con
                          const std::string& models) {
   const fs::path script = folder / "case.sh", out = folder / "case.out", err = folder / "case.err";
   std::ofstream(script, std::ios::binary)
-      << "export PATH=" << binary_dir << ":$PATH MODELS=" << models << "\ncd " << folder.string() << "\n"
+      << "export PATH=" << binary_dir << ":$PATH MODELS=" << models
+      << " XDG_CACHE_HOME=" << (folder / "cache-of-the-test").string() << "\ncd " << folder.string() << "\n"
       << command << "\n";
   const std::string line =
       "timeout 120 bash " + script.string() + " </dev/null >" + out.string() + " 2>" + err.string();
