@@ -1,6 +1,7 @@
 // cos and sin of every rotary pair for the rows of a step. A table entry depends on the position alone: position 64 a + b
 // is turned by a then by b, both exact in double, so neighbouring rows and batch sizes never change its bits.
 #pragma once
+#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
@@ -14,8 +15,8 @@ class RopeTable {
 
   // Pairs that turn at all; the rest have a factor so large that their angle is zero.
   int n_pairs() const { return n_pairs_; }
-  // Before the prepare() calls of a step: lets go of what earlier steps left, once that is much, so that a session
-  // whose positions grow without end (a context that shifts) does not.
+  // Before the prepare() calls of a step: lets go of what the last step did not use, once that is most, so that a
+  // session whose positions grow without end (a context that shifts) does not.
   void begin_step();
   // Makes position `pos` available to fill() in this step. Call from one thread.
   void prepare(int pos);
@@ -30,13 +31,19 @@ class RopeTable {
   struct Turn {
     double cos, sin;
   };
+  struct Page {
+    std::vector<Turn> turns;
+    uint64_t step = 0;  // the last that prepared it
+  };
   void exact(double pos, std::vector<Turn>& out) const;
 
   int n_pairs_ = 0;
   int max_rows_ = 0;
   std::vector<double> frequency_;
-  std::unordered_map<int, std::vector<Turn>> pages_;  // by pos / 64, filled on demand
-  std::vector<Turn> offsets_;                         // [64][n_pairs]
+  std::unordered_map<int, Page> pages_;  // by pos / 64, filled on demand
+  uint64_t step_ = 0;
+  size_t n_used_ = 0;          // pages that this step prepared
+  std::vector<Turn> offsets_;  // [64][n_pairs]
   std::vector<float> tables_[2];
 };
 
