@@ -3,10 +3,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "command.h"
 #include "console.h"
+#include "engine/kv_ruler.h"
 #include "formats/format.h"
 #include "formats/ruler.h"
+#include "generation.h"
 #include "options.h"
 
 namespace kvasir::app {
@@ -96,7 +99,78 @@ void print_ruler() {
   }
 }
 
+// ---- the ruler on a model's own keys and values ----
+
+std::vector<engine::KvRulerGroup> model_ruler(const Args& args, const std::shared_ptr<engine::Model>& model) {
+  const std::string text = read_text(args.text("file"));
+  require_utf8(text, args.text("file"));
+  engine::KvRulerOptions options;
+  options.n_ctx = args.integer("ctx-size");
+  options.max_chunks = args.integer("chunks");
+  Progress progress("reading keys and values");
+  options.on_window = [&](int done, int all) { progress.update(float(done) / float(all)); };
+  return engine::kv_ruler(model, prompt_tokens(*model, text), options);
+}
+
+std::string group_name(const engine::KvRulerGroup& group) {
+  return fmt::format("{} of {} {} {}, head size {}", group.side == formats::kKeys ? "keys" : "values",
+                     group.n_layers, group.window > 0 ? fmt::format("sliding ({})", group.window) : "global",
+                     group.n_layers == 1 ? "layer" : "layers", group.head_dim);
+}
+
+void print_model_ruler(const std::vector<engine::KvRulerGroup>& groups) {
+  for (const engine::KvRulerGroup& group : groups) {
+    print(fmt::format("{}{}: {} vectors\n", &group == groups.data() ? "" : "\n", group_name(group),
+                      group.n_rows));
+    print(
+        fmt::format("{:<10}{:>12}{:>12}{:>12}{:>11}\n", "name", "bits/value", "nmse", "worst", "bits lost"));
+    for (const engine::KvRulerRow& row : group.rows)
+      print(fmt::format("{:<10}{:>12.5g}{:>12.4g}{:>12.4g}{:>11}\n", formats::require(row.type).name,
+                        row.bits_per_value, row.nmse, row.worst,
+                        std::isnan(row.bits_lost) ? "-" : fmt::format("{:.3f}", row.bits_lost)));
+  }
+}
+
+void print_model_ruler_json(const std::vector<engine::KvRulerGroup>& groups, const engine::Model& model) {
+  Json list = Json::array();
+  for (const formats::Format& format : formats::all()) {
+    Json rows = Json::array();
+    for (const engine::KvRulerGroup& group : groups)
+      for (const engine::KvRulerRow& row : group.rows)
+        if (row.type == format.type)
+          rows.push_back({{"model", model.description()},
+                          {"class", group.window > 0 ? "sliding" : "global"},
+                          {"window", group.window},
+                          {"layers", group.n_layers},
+                          {"side", group.side == formats::kKeys ? "keys" : "values"},
+                          {"head_dim", group.head_dim},
+                          {"vectors", group.n_rows},
+                          {"bits_per_value", row.bits_per_value},
+                          {"nmse", row.nmse},
+                          {"worst", row.worst},
+                          {"bits_lost", std::isnan(row.bits_lost) ? Json() : Json(row.bits_lost)}});
+    if (!rows.empty())
+      list.push_back({{"name", format.name}, {"id", uint32_t(format.type)}, {"ruler", rows}});
+  }
+  print(list.dump(2) + "\n");
+}
+
+int formats_on_model(const Args& args) {
+  if (!args.on("ruler")) fail(ErrorCode::kUsage, "-m and -f belong to --ruler; give it as well");
+  if (!args.given("file"))
+    fail(ErrorCode::kUsage, "--ruler -m needs a text; give -f FILE, or -f - to read standard input");
+  const auto model = load_model(args);
+  const auto groups = model_ruler(args, model);
+  if (args.on("json"))
+    print_model_ruler_json(groups, *model);
+  else
+    print_model_ruler(groups);
+  flush_out();
+  return 0;
+}
+
 int formats_list(const Args& args) {
+  if (args.given("model") || args.given("file")) return formats_on_model(args);
   if (args.on("json"))
     print_json(args.on("ruler"));
   else if (args.on("ruler"))
@@ -116,14 +190,39 @@ Command formats_command() {
   command.usage = "[options]";
   command.description =
       "Lists the types that weights, keys and values can have. docs/formats.md describes their bytes.";
-  command.flags = {
-      {.names = "--ruler",
-       .help = "the error of each KV type at each head size on Gaussian values, and the bits it loses "
-               "against the best code there can be: rate - log2(1 / error) / 2, scales counted"},
-      json_flag(),
-      help_flag()};
-  command.examples = {{"kvasir formats --json", "the list for programs"},
-                      {"kvasir formats --ruler", "how close each KV type comes to the limit"}};
+  command.flags =
+      join({{{.names = "--ruler",
+              .help = "the error of each KV type at each head size on Gaussian values, and the bits it loses "
+                      "against the best code there can be: rate - log2(1 / error) / 2, scales counted"},
+             {.names = "-f, --file",
+              .argument = "FILE",
+              .kind = Kind::kFile,
+              .group = "A model's own keys and values",
+              .help = "with --ruler: measure on the keys (after rope) and values that this text leaves in "
+                      "the cache of the "
+                      "model (-m), each vector counted alike; - reads standard input"},
+             {.names = "-c, --ctx-size",
+              .argument = "N",
+              .kind = Kind::kInteger,
+              .fallback = "512",
+              .group = "A model's own keys and values",
+              .help = "tokens in a window of the text",
+              .min = 4,
+              .max = 16777216},
+             {.names = "--chunks",
+              .argument = "N",
+              .kind = Kind::kInteger,
+              .fallback = "4",
+              .group = "A model's own keys and values",
+              .help = "windows; -1: the whole text",
+              .min = -1,
+              .max = 16777216}},
+            model_flags(),
+            output_flags()});
+  command.examples = {
+      {"kvasir formats --json", "the list for programs"},
+      {"kvasir formats --ruler", "how close each KV type comes to the limit"},
+      {"kvasir formats --ruler -m gemma.gguf -f text.txt", "the same on that model's own keys and values"}};
   command.run = formats_list;
   return command;
 }

@@ -110,6 +110,8 @@ uint64_t page_up(uint64_t bytes) { return (bytes + kPrefix - 1) / kPrefix * kPre
 
 }  // namespace
 
+std::vector<StateRecord> state_records(const StateInfo& info) { return RecordList(info, 0).records; }
+
 bool reads_exact_page(const graph::KvSpec& spec, int n_tokens, int page) {
   return page * kPageTokens < n_tokens && graph::reads_exact(spec, n_tokens / kPageTokens, page);
 }

@@ -54,6 +54,9 @@ struct StateRecord {
   std::string text() const;
 };
 
+// The records of a state, offsets from 0: the tokens first.
+std::vector<StateRecord> state_records(const StateInfo& info);
+
 // Is the exact page `page` among what a sequence of n tokens still reads?
 bool reads_exact_page(const graph::KvSpec& spec, int n_tokens, int page);
 

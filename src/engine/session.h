@@ -90,15 +90,20 @@ class Session {
   // were discarded.
   int shift(int seq, int n_keep, int n_discard);
 
-  // The saved state of a sequence (docs/formats.md): its tokens and everything that the cache holds of them. A session
-  // that loads it goes on with the same bits as the one that saved it. save_state: Error{kRefused} on a backend whose
-  // pages cannot be read.
+  // The saved state of a sequence (docs/formats.md): its tokens and everything that the cache holds of them.
+  // A session that loads it goes on with the same bits as the one that saved it. save_state: Error{kRefused}
+  // on a backend whose pages cannot be read.
   uint64_t state_bytes(int seq) const;
   void save_state(int seq, const StateSink& sink) const;
-  // Makes `seq` what was saved, whatever it was. The state must be of this model and these cache types, and fit n_ctx.
-  // Every byte is checked before anything changes. Throws as StateReader does, with the session as it was; only a source
-  // whose bytes change between two readings leaves `seq` empty.
+  // Makes `seq` what was saved, whatever it was. The state must be of this model and these cache types, and
+  // fit n_ctx. Every byte is checked before anything changes. Throws as StateReader does, with the session as
+  // it was; only a source whose bytes change between two readings leaves `seq` empty.
   void load_state(int seq, StateSource& source);
+
+  // Everything that the cache holds of a sequence, a side of a page at a time, as a saved state has it: rows
+  // in wire form, [kv_head][row][bytes of a row].
+  using OnPage = std::function<void(const StateRecord& page, std::span<const std::byte> rows)>;
+  void read_pages(int seq, const OnPage& on_page) const;
 
   // Activation by graph value name after the last step (keep_values only).
   std::span<const float> inspect(const std::string& value_name) const;

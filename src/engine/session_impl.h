@@ -29,7 +29,7 @@ struct Session::Impl {
   std::vector<Token>& sequence(int seq) {
     return const_cast<std::vector<Token>&>(std::as_const(*this).sequence(seq));
   }
-  StateInfo state_info(int seq) const;  // session_state.cpp
+  void place(int seq, StateInfo& info) const;  // session_state.cpp
   void check_token(Token token) const {
     if (token < 0 || token >= graph.n_vocab)
       fail(ErrorCode::kUsage, "token id {} is outside the vocabulary (0 to {})", token, graph.n_vocab - 1);

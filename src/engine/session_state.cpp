@@ -54,30 +54,38 @@ StateInfo describe(const Model& model, const graph::Graph& graph) {
 
 }  // namespace
 
-StateInfo Session::Impl::state_info(int seq) const {
-  StateInfo info = describe(*model, graph);
+void Session::Impl::place(int seq, StateInfo& info) const {
   info.n_tokens = int(sequence(seq).size());
   info.shift = cache->shift_of(seq);
   info.keep_pages = std::max(0, cache->keep_pages(seq));
   info.first_page[1] = cache->first_page(seq, 1);
-  return info;
 }
 
 uint64_t Session::state_bytes(int seq) const {
-  return StateWriter(impl_->state_info(seq), nullptr).total_bytes();
+  StateInfo info = describe(*impl_->model, impl_->graph);
+  impl_->place(seq, info);
+  return StateWriter(info, nullptr).total_bytes();
 }
 
 void Session::save_state(int seq, const StateSink& sink) const {
-  const Impl& s = *impl_;
-  StateWriter writer(s.state_info(seq), sink);
+  StateInfo info = describe(*impl_->model, impl_->graph);
+  impl_->place(seq, info);
+  StateWriter writer(info, sink);
   writer.write_head();
-  for (const StateRecord& record : writer.records()) {
-    if (record.tokens) {
-      writer.write(record, std::as_bytes(std::span(s.sequence(seq))));
-      continue;
-    }
+  writer.write(writer.records()[0], std::as_bytes(tokens(seq)));
+  read_pages(seq,
+             [&](const StateRecord& record, std::span<const std::byte> rows) { writer.write(record, rows); });
+}
+
+void Session::read_pages(int seq, const OnPage& on_page) const {
+  const Impl& s = *impl_;
+  StateInfo info;
+  info.specs = s.graph.kv;
+  s.place(seq, info);
+  for (const StateRecord& record : state_records(info)) {
+    if (record.tokens) continue;
     const std::byte* page = s.cache->page(seq, record.kv, record.page, record.exact());
-    writer.write(record, PageRows(s.graph.kv[size_t(record.kv)], record).read(s.model->backend(), page));
+    on_page(record, PageRows(s.graph.kv[size_t(record.kv)], record).read(s.model->backend(), page));
   }
 }
 
