@@ -1,10 +1,12 @@
 // Writing rows to the paged cache.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "backends/cpu/kernels/attention/attention.h"
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
+#include "base/half.h"
 #include "formats/format.h"
 
 namespace kvasir::cpu {
@@ -44,6 +46,29 @@ void put_f16(const AttentionKernels& kernels, KvSide side, const float* x, int h
   }
 }
 
+// Rows below this fit every type: the largest scale any makes of 128 such values is 88 times it.
+constexpr float kAlwaysFits = 512.0f;
+
+// Would the encoder have to hold a scale to what f16 can say? Then 1/16 of the row, which is exact, is not
+// stored as 1/16 of it (blocks of tiny values beside large ones may differ in their last bits). Rows that
+// large are rare enough to be encoded twice.
+bool scale_fits(const formats::Format& format, const uint16_t* row, int head_dim) {
+  float large[kMaxHeadDim], small[kMaxHeadDim], top = 0;
+  std::byte wire[kMaxHeadDim * sizeof(float)];
+  for (int d = 0; d < head_dim; ++d) {
+    large[d] = f16_to_f32(row[d]);
+    small[d] = large[d] / 16;
+    top = std::max(top, std::fabs(large[d]));
+  }
+  for (float* x : {large, small}) {
+    format.encode(x, wire, head_dim);
+    format.decode(wire, x, head_dim);
+  }
+  int differ = 0;
+  for (int d = 0; d < head_dim; ++d) differ += !(std::fabs(large[d] - small[d] * 16) <= top * 0x1p-11f);
+  return differ == 0;
+}
+
 struct Writer {
   const AttentionKernels& kernels;
   KvSide side;
@@ -71,6 +96,11 @@ struct Writer {
       rotate(side == KvSide::kKey ? formats::kKeys : formats::kValues, x, rotated, head_dim);
       if (!in_range(rotated, head_dim, kLargestF16)) return false;
       x = rotated;
+    }
+    if (!in_range(x, head_dim, kAlwaysFits)) {
+      uint16_t row[kMaxHeadDim];
+      kernels.store_f16(x, head_dim, row);
+      if (!scale_fits(format, row, head_dim)) return false;
     }
     put_f16(kernels, side, x, head_dim, token, region);
     return true;
