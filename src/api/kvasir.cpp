@@ -70,8 +70,13 @@ void copy_out(const Range& range, T* out, size_t capacity, size_t* n, const char
   std::copy(range.begin(), range.end(), out);
 }
 
-kvasir::DType kv_type(const char* name, kvasir::formats::Role role) {
-  return kvasir::formats::require(std::string_view(name), role).type;
+// A type by name; `option` is the field that named it.
+kvasir::DType kv_type(const char* option, const char* name, kvasir::formats::Role role) {
+  try {
+    return kvasir::formats::require(std::string_view(name), role).type;
+  } catch (const kvasir::Error& error) {
+    kvasir::fail(error.code(), "kvasir_session_options.{}: {}", option, error.what());
+  }
 }
 
 }  // namespace
@@ -199,10 +204,10 @@ kvasir_status kvasir_session_create(kvasir_model* model, const kvasir_session_op
     s.kv_exact_first = o.kv_exact_first;
     s.kv_exact_last = o.kv_exact_last;
     namespace f = kvasir::formats;
-    if (o.k_type) s.kv.k = kv_type(o.k_type, f::kKeys);
-    if (o.v_type) s.kv.v = kv_type(o.v_type, f::kValues);
-    if (o.k_type_sliding) s.kv.k_sliding = kv_type(o.k_type_sliding, f::kKeys);
-    if (o.v_type_sliding) s.kv.v_sliding = kv_type(o.v_type_sliding, f::kValues);
+    if (o.k_type) s.kv.k = kv_type("k_type", o.k_type, f::kKeys);
+    if (o.v_type) s.kv.v = kv_type("v_type", o.v_type, f::kValues);
+    if (o.k_type_sliding) s.kv.k_sliding = kv_type("k_type_sliding", o.k_type_sliding, f::kKeys);
+    if (o.v_type_sliding) s.kv.v_sliding = kv_type("v_type_sliding", o.v_type_sliding, f::kValues);
     auto session = std::make_unique<kvasir_session>();
     session->session = std::make_unique<engine::Session>(model->model, s);
     *out = session.release();

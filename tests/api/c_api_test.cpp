@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,26 @@ TEST(CApi, FailuresHaveCodesAndMessages) {
   Session session(tiny(), small());
   EXPECT_EQ(status([&] { session.generate(std::vector<int32_t>(300, 5), [](std::string_view) { return true; }); }),
             KVASIR_REFUSED);
+}
+
+TEST(CApi, UnknownTypesNameTheFieldAndWhatWouldWork) {
+  const auto message = [](auto&& change) {
+    kvasir_session_options o = small();
+    change(o);
+    kvasir_session* session = nullptr;
+    EXPECT_EQ(kvasir_session_create(tiny().get(), &o, &session), KVASIR_REFUSED);
+    EXPECT_EQ(session, nullptr);
+    return std::string(kvasir_last_error());
+  };
+  const auto expect_words = [](const std::string& text, std::initializer_list<const char*> words) {
+    for (const char* word : words) EXPECT_NE(text.find(word), std::string::npos) << word << " in: " << text;
+  };
+  expect_words(message([](auto& o) { o.k_type = "turbo"; }), {".k_type:", "turbo", "keys", "qjl1_256", "tbq4_ht"});
+  expect_words(message([](auto& o) { o.v_type = "turbo"; }), {".v_type:", "values", "q8_0", "tbq4_ht"});
+  expect_words(message([](auto& o) { o.v_type = "qjl1_256"; }), {".v_type:", "cannot hold values", "tbq4_ht"});
+  expect_words(message([](auto& o) { o.k_type = "q4_k"; }), {".k_type:", "q4_k", "cannot hold keys", "f16"});
+  expect_words(message([](auto& o) { o.k_type_sliding = ""; }), {".k_type_sliding:", "f16"});
+  expect_words(message([](auto& o) { o.v_type_sliding = "F16"; }), {".v_type_sliding:", "F16", "f16"});
 }
 
 TEST(CApi, ChatTokensCannotBeForgedByAMessage) {
