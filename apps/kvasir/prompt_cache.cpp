@@ -5,7 +5,9 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "cache_choice.h"
 #include "engine/state_io.h"
+#include "formats/format.h"
 
 namespace kvasir::app {
 
@@ -39,6 +41,22 @@ PromptCache::PromptCache(const Args& args)
   const auto size = std::filesystem::file_size(path_, error);
   there_ = !error && size > 0;  // an empty file (mktemp) is a place to write
   if (!read_only_) AtomicFile probe(path_);
+}
+
+void PromptCache::choose_types(const Args& args, const engine::Model& model, engine::SessionOptions& options,
+                               bool quiet) const {
+  if (!there_ || !types_are_automatic(args)) return;
+  const engine::SessionOptions decided = options;
+  engine::take_state_types(model, path_, options);
+  if (args.given("kv-exact-first")) options.kv_exact_first = decided.kv_exact_first;
+  if (args.given("kv-exact-last")) options.kv_exact_last = decided.kv_exact_last;
+  require_memory(model, options);
+  const bool other = options.kv.k != decided.kv.k || options.kv.v != decided.kv.v ||
+                     options.kv.k_sliding != decided.kv.k_sliding ||
+                     options.kv.v_sliding != decided.kv.v_sliding;
+  if (other && !quiet)
+    note("prompt cache {}: keys {}, values {}, taken as they are (-ctk and -ctv ask for others)", path_,
+         formats::require(options.kv.k).name, formats::require(options.kv.v).name);
 }
 
 void PromptCache::load(engine::Session& session, bool quiet) {

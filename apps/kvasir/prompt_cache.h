@@ -17,6 +17,9 @@ class PromptCache {
 
   // True when the file holds a state, so that a prompt may be left out: it is then what the file holds.
   bool there() const { return there_; }
+  // Types that the command line left to kvasir are those of the state that is there.
+  void choose_types(const Args& args, const engine::Model& model, engine::SessionOptions& options,
+                    bool quiet) const;
   // Throws as Session::load_state does.
   void load(engine::Session& session, bool quiet);
   // Has the state saved once the prompt is in the session, when the file does not have all of it.

@@ -56,7 +56,9 @@ int run(const Args& args) {
   const auto model = load_model(args);
   if (args.on("chat") && !quiet) note_chat_template(*model);
   auto tokens = tokens_of(args, prompt, *model);
-  engine::Session session(model, session_options(args, *model));
+  engine::SessionOptions cache_options = session_options(args, *model);
+  cache.choose_types(args, *model, cache_options, quiet);
+  engine::Session session(model, cache_options);
   cache.load(session, quiet);
   if (!args.given("prompt") && !args.given("file"))
     tokens.assign(session.tokens().begin(), session.tokens().end());

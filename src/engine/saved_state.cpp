@@ -149,7 +149,15 @@ void StateWriter::write(const StateRecord& record, std::span<const std::byte> pa
   sink_(payload);
 }
 
-StateReader::StateReader(StateSource& source, const StateInfo& mine, int n_ctx) : source_(source) {
+namespace {
+
+struct Head {
+  std::string text;    // the header
+  uint64_t bytes = 0;  // prefix and header
+  uint64_t total = 0;
+};
+
+Head read_head(StateSource& source) {
   const std::string& name = source.name();
   const auto bad = [&](const std::string& what) { fail(ErrorCode::kBadFile, "{}: {}", name, what); };
   std::array<std::byte, kPrefix> prefix{};
@@ -173,14 +181,26 @@ StateReader::StateReader(StateSource& source, const StateInfo& mine, int n_ctx) 
   if (const Sha256Digest sum = digest(prefix, text);
       std::memcmp(sum.data(), prefix.data() + kSummed, sum.size()))
     bad("its head is damaged (checksum)");
-  const size_t length = size_t(std::find(text.begin(), text.end(), std::byte{0}) - text.begin());
-  info_ = read_header({reinterpret_cast<const char*>(text.data()), length}, mine, n_ctx, name);
-  RecordList list(info_, kPrefix + header);
+  const auto end = std::find(text.begin(), text.end(), std::byte{0});
+  return {std::string(reinterpret_cast<const char*>(text.data()), size_t(end - text.begin())),
+          kPrefix + header, total};
+}
+
+}  // namespace
+
+std::vector<graph::KvSpec> state_caches(StateSource& source, const StateInfo& mine) {
+  return read_cache_types(read_head(source).text, mine, source.name());
+}
+
+StateReader::StateReader(StateSource& source, const StateInfo& mine, int n_ctx) : source_(source) {
+  const Head head = read_head(source);
+  info_ = read_header(head.text, mine, n_ctx, source.name());
+  RecordList list(info_, head.bytes);
   records_ = std::move(list.records);
-  if (list.end() != total)
-    bad(fmt::format("its head is damaged: it says {} bytes, but what it describes has {}", total,
-                    list.end()));
-  check_size(total);
+  if (list.end() != head.total)
+    fail(ErrorCode::kBadFile, "{}: its head is damaged: it says {} bytes, but what it describes has {}",
+         source.name(), head.total, list.end());
+  check_size(head.total);
 }
 
 void StateReader::check_size(uint64_t total) const {

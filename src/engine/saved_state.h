@@ -77,6 +77,10 @@ class StateWriter {
   uint64_t total_ = 0;
 };
 
+// The caches of `mine` with the types and exact pages that a state of the same model has, from its head
+// alone; so that a session for it can be opened. Throws as StateReader.
+std::vector<graph::KvSpec> state_caches(StateSource& source, const StateInfo& mine);
+
 // Reads one. `mine` says what the state must be of (model and caches), n_ctx how many tokens there is room
 // for. Everything that follows from the head alone is checked here. Throws Error{kBadFile} for bytes that are
 // no whole state of this version, Error{kRefused} for a state of something else.

@@ -112,6 +112,12 @@ std::string types_text(const Reader& r, const Json& caches) {
                      sliding.substr(sliding.find(':') + 1));
 }
 
+Json parsed(std::string_view text, const std::string& name) {
+  Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) fail(ErrorCode::kBadFile, "{}: its head is not JSON", name);
+  return json;
+}
+
 void check_model(const Reader& r, const StateInfo& mine) {
   const Json& model = r.field(r.root(), "model");
   const std::string hash = r.text(model, "sha256");
@@ -208,9 +214,39 @@ std::string header_text(const StateInfo& info) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+namespace {
+
+DType type_of(const Reader& r, const Json& cache, const char* side, formats::Role role, int head_dim) {
+  const std::string name = r.text(r.field(cache, side), "type");
+  const formats::Format* format = formats::find(name);
+  if (!format || !format->has_role(role) || !format->takes(head_dim))
+    fail(ErrorCode::kRefused, "{}: its cache has '{}' where this build has: {}", r.name(), name,
+         formats::names(role));
+  return format->type;
+}
+
+}  // namespace
+
+std::vector<graph::KvSpec> read_cache_types(std::string_view text, const StateInfo& mine,
+                                            const std::string& name) {
+  const Json json = parsed(text, name);
+  const Reader r(json, name);
+  check_model(r, mine);
+  const Json& caches = r.field(json, "caches");
+  std::vector<graph::KvSpec> specs = mine.specs;
+  if (!caches.is_array() || caches.size() != specs.size())
+    r.bad("caches", fmt::format("is not a list of {}", specs.size()));
+  for (size_t i = 0; i < specs.size(); ++i) {
+    specs[i].k_type = type_of(r, caches[i], "k", formats::kKeys, specs[i].head_dim);
+    specs[i].v_type = type_of(r, caches[i], "v", formats::kValues, specs[i].head_dim);
+    specs[i].exact_first = int(r.integer(caches[i], "exact_first", 0, kMaxShift / kPageTokens));
+    specs[i].exact_last = int(r.integer(caches[i], "exact_last", 0, kMaxShift / kPageTokens));
+  }
+  return specs;
+}
+
 StateInfo read_header(std::string_view text, const StateInfo& mine, int n_ctx, const std::string& name) {
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) fail(ErrorCode::kBadFile, "{}: its head is not JSON", name);
+  const Json json = parsed(text, name);
   const Reader r(json, name);
   check_model(r, mine);
   if (r.integer(json, "page_tokens", 1, INT32_MAX) != kPageTokens)

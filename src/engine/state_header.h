@@ -9,6 +9,10 @@ namespace kvasir::engine {
 
 std::string header_text(const StateInfo& info);
 
+// The caches of `mine` with the types and exact pages that `text` names. Throws as read_header.
+std::vector<graph::KvSpec> read_cache_types(std::string_view text, const StateInfo& mine,
+                                            const std::string& name);
+
 // What `text` says, once it is of `mine` (model and caches) and fits n_ctx tokens; specs are mine. Throws
 // Error{kBadFile} naming a field that is missing or out of range, Error{kRefused} naming what differs and
 // what would work. `name` begins every message.

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -80,6 +81,29 @@ std::unique_ptr<StateSource> open_state_file(const std::string& path) {
 
 std::unique_ptr<StateSource> state_in_memory(std::span<const std::byte> bytes) {
   return std::make_unique<MemorySource>(bytes);
+}
+
+void take_state_types(const Model& model, const std::string& path, SessionOptions& options) {
+  StateInfo mine;
+  mine.model_hash = model.content_hash();
+  mine.model_name = model.description();
+  mine.specs = model.graph().kv;
+  const std::vector<graph::KvSpec> specs = state_caches(*open_state_file(path), mine);
+  const auto of_class = [&](bool sliding) {
+    return std::ranges::find_if(specs,
+                                [&](const graph::KvSpec& spec) { return (spec.window > 0) == sliding; });
+  };
+  const auto global = of_class(false), sliding = of_class(true);
+  const auto main = global != specs.end() ? global : sliding;
+  if (main == specs.end()) return;
+  options.kv = {main->k_type, main->v_type, {}, {}};
+  if (sliding != specs.end() && (sliding->k_type != main->k_type || sliding->v_type != main->v_type)) {
+    options.kv.k_sliding = sliding->k_type;
+    options.kv.v_sliding = sliding->v_type;
+  }
+  if (global == specs.end()) return;
+  options.kv_exact_first = global->exact_first * graph::kPageTokens;
+  options.kv_exact_last = global->exact_last * graph::kPageTokens;
 }
 
 void save_state_file(const Session& session, int seq, const std::string& path) {

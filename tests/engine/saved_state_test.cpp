@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/sha256.h"
@@ -294,6 +295,40 @@ TEST(SavedState, HostileHeadersAreRefused) {
   }
   victim.refused({}, ErrorCode::kBadFile);
   victim.unharmed();
+}
+
+// Any bytes for a header, with a checksum that is right: a refusal, or (where the byte says nothing, as in
+// the name) the state itself; never a crash, another exception or a large allocation.
+TEST(SavedState, AnyHeaderIsAnswered) {
+  const Bytes& good = saved().bytes;
+  const size_t end = header_bytes(good);
+  Session session(tiny(), saved().options);
+  uint32_t random = 1;
+  const auto next = [&] { return random = random * 1664525 + 1013904223; };
+  int taken = 0;
+  for (int round = 0; round < 600; ++round) {
+    Bytes bytes = good;
+    const bool whole = round % 2 == 0;  // or only within the first fields, which say how large all is
+    for (uint32_t n = 1 + next() % 3; n > 0; --n) {
+      const size_t at = 64 + (next() >> 8) % (whole ? end - 64 : 300);
+      static constexpr std::string_view kBytes = "0123456789-.,:[]{}\"e";
+      bytes[at] =
+          round % 3 == 0 ? std::byte(next() >> 16) : std::byte(kBytes[(next() >> 16) % kBytes.size()]);
+    }
+    Sha256 hash;
+    hash.update(std::span(bytes).first(32));
+    hash.update(std::span(bytes).subspan(64, end - 64));
+    const Sha256Digest sum = hash.finish();
+    std::memcpy(bytes.data() + 32, sum.data(), 32);
+    try {
+      load(session, bytes);
+      ++taken;
+      EXPECT_EQ(session.size(), 70);
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.code() == ErrorCode::kBadFile || error.code() == ErrorCode::kRefused) << error.what();
+    }
+  }
+  EXPECT_LT(taken, 200);
 }
 
 TEST(SavedState, TokensOutsideTheVocabularyAreRefused) {
