@@ -1,9 +1,8 @@
 // turns MODEL [turns=30] [tokens=8192] [ctx=16384] [k=q8_0] [v=k] [threads=2]: memory over a long
 // conversation. Each turn brings `tokens` new tokens and makes 16 more; a full context drops its older half
-// (a shift, which touches no key). Every tenth turn the session is saved and loaded again. Prints the
-// resident memory and the heap in use after each turn, and fails when the process's own memory grows by more
-// than 1 %, or its heap by more than 0.25 MiB, after the tenth: by then every buffer has been used to its full
-// size.
+// (a shift, which touches no key). Every tenth turn the session is saved and loaded again. Prints the resident
+// memory and the heap in use after each turn, and fails when the process's own memory grows by more than 1 %,
+// or its heap by more than 0.25 MiB, after the tenth: by then every buffer has been used to its full size.
 #include <fmt/format.h>
 #include <malloc.h>
 
