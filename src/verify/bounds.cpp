@@ -26,9 +26,7 @@ Arithmetic arithmetic_of(DType type, bool flash) {
     case DType::q4_polar:
       return {1.0 / 127, 1.0 / 16383, 127};  // 8-bit queries and levels, weights in two limbs of 7 bits
     case DType::qjl1_256:
-      // The sketch of the query has 8 bits: top about 3 |q|, and |q| / sqrt(128) is the least that max |q_i|
-      // can be.
-      return {4.0 / 127, 0};
+      return {1.0 / 127, 0};  // 8 bits of the query's sketch
     default:
       return {1.0 / 32767, 1.0 / 32767};  // 16-bit queries and weights
   }

@@ -45,7 +45,7 @@ Query query_of(const RigSpec& spec, std::span<const float> row, int head) {
   query.basis.assign(row.begin() + head * d, row.begin() + (head + 1) * d);
   query.norm = norm(query.basis.data(), d);
   codec->to_basis(reference::Side::kKeys, query.basis.data(), d);
-  for (const double x : query.basis) query.top = std::max(query.top, std::fabs(x));
+  query.top = codec->query_top(query.basis.data(), d);
   if (!arithmetic.coarse() || query.top == 0) return query;
   const double step = query.top * arithmetic.query_step;
   // Single precision's error of a code: that of the rotation, in steps, and of the product that makes the

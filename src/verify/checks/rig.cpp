@@ -59,12 +59,35 @@ void Rig::make_tables() {
   q_ = rows(0, n_q(), spec_.gain);
   k_ = rows(0x100 + uint64_t(spec_.k), n_kv_width(), 1);
   v_ = rows(0x200 + uint64_t(spec_.v), n_kv_width(), 1);
+  if (spec_.hard_rows) {
+    make_hard_rows(k_);
+    make_hard_rows(v_);
+  }
   if (spec_.spoiled >= 0) k_[size_t(spec_.spoiled) * size_t(n_kv_width()) + 5] = spec_.spoil;
   if (!spec_.one_hot) return;
   std::fill(v_.begin(), v_.end(), 0.0f);
   for (size_t seq = 0; seq < spec_.lengths.size(); ++seq)
     for (int pos = 0; pos < std::min(spec_.lengths[seq], n_kv_width()); ++pos)
       v_[size_t(token(int(seq), pos)) * size_t(n_kv_width()) + size_t(pos)] = 1;
+}
+
+// Zeros; blocks of 32 values of which all but the first lie halfway between two codes of q8_0, q4_0 and q5_0;
+// equal magnitudes; values that leave a scale no digits; outliers.
+void Rig::make_hard_rows(std::vector<float>& table) const {
+  const int width = n_kv_width();
+  const auto fill = [&](int pos, const auto& value) {
+    for (int i = 0; i < width; ++i) {
+      float& x = table[size_t(pos) * size_t(width) + size_t(i)];
+      x = value(i % 32, x);
+    }
+  };
+  fill(3, [](int, float) { return 0.0f; });
+  fill(4, [](int i, float) { return i == 0 ? 127.0f : 7.0f * float(i) - 112.5f; });
+  fill(5, [](int i, float) { return i == 0 ? -8.0f : float(i % 15) - 7.5f; });
+  fill(6, [](int i, float) { return i == 0 ? -16.0f : float(i % 31) - 15.5f; });
+  fill(7, [](int i, float) { return i % 2 ? -3.0f : 3.0f; });
+  fill(8, [](int, float x) { return 1e-6f * x; });
+  fill(9, [](int i, float x) { return i % 32 == 5 ? 10 * x : x; });
 }
 
 void Rig::make_graph() {

@@ -54,6 +54,8 @@ struct RigSpec {
   // Queries follow from `seed`, keys from it and the type of the keys, values likewise: two runs that share a
   // type share that side's rows.
   uint64_t seed = 1;
+  // Positions 3 to 9 of the first sequence hold keys and values that encoders must take care with, instead.
+  bool hard_rows = false;
   // One value of the key at this position of the first sequence is `spoil`; none when negative.
   int spoiled = -1;
   float spoil = 0;
@@ -101,6 +103,7 @@ class Rig {
     return {table.data() + size_t(token(seq, pos)) * size_t(width), size_t(width)};
   }
   void make_tables();
+  void make_hard_rows(std::vector<float>& table) const;
   void make_graph();
   void make_cache();
   void place_pages(int seq, int begin, int end);

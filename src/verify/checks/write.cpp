@@ -25,6 +25,7 @@ RigSpec write_spec(DType type, bool keys, int head_dim) {
   spec.head_dim = head_dim;
   spec.n_kv = spec.n_head = kHeads;
   spec.lengths = {kTokens};
+  spec.hard_rows = true;
   spec.max_rows = 100;  // pages end inside steps, and steps inside pages
   spec.seed = 0x3217e + uint64_t(type) + uint64_t(head_dim);
   return spec;

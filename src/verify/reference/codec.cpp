@@ -179,6 +179,12 @@ const std::vector<std::unique_ptr<Codec>>& all_codecs() {
 
 }  // namespace
 
+double Codec::query_top(const double* q, int d) const {
+  double top = 0;
+  for (int i = 0; i < d; ++i) top = std::max(top, std::fabs(q[i]));
+  return top;
+}
+
 const Codec* find_codec(std::string_view name) {
   for (const auto& codec : all_codecs())
     if (codec->name() == name) return codec.get();

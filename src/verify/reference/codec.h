@@ -31,6 +31,9 @@ class Codec {
   virtual bool rotated() const { return false; }
   virtual void to_basis(Side, double* /*x*/, int /*d*/) const {}
   virtual void from_basis(Side, double* /*r*/, int /*d*/) const {}
+  // Rounding a query (in the basis) to n codes a side gives scores a standard deviation of this over n
+  // sqrt(12), relative to the key's norm: the largest value that is rounded.
+  virtual double query_top(const double* q, int d) const;
   // Whole pages are encoded at once, from rows rounded to f16.
   virtual bool open_page() const { return true; }
   virtual void decode(const std::byte* row, int d, double* out) const = 0;

@@ -208,6 +208,14 @@ class QjlCodec final : public Codec {
   // 256 terms whose magnitudes add up to 13 times what is left: six deviations (bounds.h).
   double decode_error() const override { return 13 * 6 * 16 * 0x1p-24; }
   size_t row_bytes(int d) const override { return size_t(d / 128 * 34); }
+  // What is rounded is the sketch of the query: each of its 256 values counts sqrt(pi/2) / 256 times the norm
+  // that was stored, which is about that of the row read back, or less.
+  double query_top(const double* q, int d) const override {
+    double top = 0;
+    for (int b = 0; b < d; b += 128)
+      for (const double s : sketch_of(q + b)) top = std::max(top, std::fabs(s));
+    return top * std::sqrt(std::numbers::pi / 2) / 256 * 16;
+  }
   void decode(const std::byte* row, int d, double* out) const override {
     for (int b = 0; b < d / 128; ++b, row += 34, out += 128) {
       std::fill(out, out + 128, 0.0);

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "base/mutation.h"
+
 namespace kvasir::cpu {
 
 RopeTable::RopeTable(const graph::RopeSpec& spec, int max_rows) : max_rows_(max_rows) {
@@ -11,6 +13,7 @@ RopeTable::RopeTable(const graph::RopeSpec& spec, int max_rows) : max_rows_(max_
     const bool turns = factor < kNeverTurns;
     frequency_.push_back(turns ? std::pow(double(spec.base), -2.0 * i / spec.n_rot) * spec.scale / factor
                                : 0.0);
+    if (mutated(Mutation::kRopeBase)) frequency_.back() *= std::pow(1.01, -2.0 * i / spec.n_rot);
     if (turns) n_pairs_ = i + 1;
   }
   frequency_.resize(size_t(n_pairs_));

@@ -7,6 +7,7 @@
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
 #include "base/half.h"
+#include "base/mutation.h"
 #include "formats/format.h"
 
 namespace kvasir::cpu {
@@ -134,7 +135,7 @@ int append_rows(Isa isa, const AppendArgs& args, int begin, int end) {
     const size_t cls = size_t(args.table_class), logical = size_t(row.pos / graph::kPageTokens);
     std::byte* page = args.pages + size_t(seq.page_table[cls][logical]) * args.page_bytes;
     std::byte* exact = args.exact.page_bytes ? args.exact.page(seq.exact_table[cls][logical]) : nullptr;
-    const int token = row.pos % graph::kPageTokens;
+    const int token = row.pos % graph::kPageTokens ^ int(mutated(Mutation::kSlot));
     for (int h = 0; h < args.n_kv; ++h)
       for (const Writer& w : writers) {
         const bool key = w.side == KvSide::kKey;

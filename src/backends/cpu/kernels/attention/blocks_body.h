@@ -11,6 +11,7 @@
 #pragma once
 #include "backends/cpu/kernels/attention/kv_page.h"
 #include "backends/cpu/kernels/attention/producers_body.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -70,6 +71,8 @@ struct BlockProducer {
   // counts in the block.
   static I unpack_keys(I bytes, int part, int pair, const std::byte* high) {
     if constexpr (!kNibbles) return bytes;
+    if (mutated(Mutation::kNibbleOrder)) part = 1 - part;
+    if (mutated(Mutation::kHighBit)) pair ^= 1;
     I x = Vec::bit_and(part ? Vec::shift_right32(bytes, 4) : bytes, Vec::iset1(0x000f000f));
     if constexpr (kForm.high != 0) {
       const I h = Vec::shift_right32(Vec::iload(high), 2 * pair);
@@ -117,6 +120,7 @@ struct BlockProducer {
         }
       }
     }
+    if (mutated(Mutation::kKeyScale)) scales += 2;
     const F s0 = Vec::load(reinterpret_cast<const F16*>(scales)),
             s1 = Vec::load(reinterpret_cast<const F16*>(scales) + n);
 #pragma GCC unroll 16
@@ -168,7 +172,8 @@ struct BlockProducer {
   static I load_values(const std::byte* codes, const std::byte* high, int dim) {
     if constexpr (!kNibbles) return Vec::load_s8_wide16(codes + dim * 2);
     I x = Vec::load_u8_wide16(codes + dim % 16 * 2);
-    x = Vec::bit_and(dim < 16 ? x : Vec::shift_right32(x, 4), Vec::iset1(0x000f000f));
+    x = Vec::bit_and((dim < 16) != mutated(Mutation::kValueNibbles) ? x : Vec::shift_right32(x, 4),
+                     Vec::iset1(0x000f000f));
     if constexpr (kForm.high != 0) {
       int32_t bits[2];
       __builtin_memcpy(bits, high, sizeof(bits));
@@ -211,7 +216,9 @@ struct BlockProducer {
         for (int i = 0; i < kRows; ++i)
           for (int half = 0; half < 2; ++half) {
             float* o = rows.out + size_t(i) * rows.out_stride + first + half * n;
-            const F sum = Vec::mul(Vec::to_float(Vec::dot_sum(acc[i][half])), Vec::set1(unit[i]));
+            F sum = Vec::mul(Vec::to_float(Vec::dot_sum(acc[i][half])), Vec::set1(unit[i]));
+            if (mutated(Mutation::kOneCode) && first + half == 0)
+              sum = Vec::keep(sum, 1, n, Vec::sub(Vec::zero(), sum));
             const F old = Vec::mul(Vec::load(o), Vec::set1(rows.keep[i]));
             Vec::store(o, Vec::fma(sum, Vec::set1(rows.blend[i]), old));
           }
@@ -230,7 +237,8 @@ struct BlockProducer {
       const int page_column = piece.column - piece.first;
       for (int t = piece.first / n * n; t < piece.first + piece.n; t += n) {
         const int column = page_column + t;
-        const F x = Vec::keep(Vec::load(s + t), lo - column, hi - column, Vec::zero());
+        const F x = Vec::keep(Vec::load(s + t + mutated(Mutation::kValueScale)), lo - column, hi - column,
+                              Vec::zero());
         Vec::store(wide + column, x);
         most = Vec::max(most, Vec::abs(x));
       }

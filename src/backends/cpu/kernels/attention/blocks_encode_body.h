@@ -2,8 +2,11 @@
 // (formats/q8_0.h and its neighbours): one scale for 32 dimensions of a token, codes nearest(x / scale).
 // Included by each ISA file, into an unnamed namespace.
 #pragma once
+#include <utility>
+
 #include "backends/cpu/kernels/attention/blocks_body.h"
 #include "backends/cpu/kernels/attention/headwide_body.h"
+#include "base/mutation.h"
 #include "formats/rounding.h"
 
 namespace kvasir::cpu {
@@ -21,13 +24,16 @@ struct BlockEncoder {
   static constexpr float kRange = kSigned ? kLow : kHigh;
 
   [[gnu::always_inline]] static I code(F x, F inverse) {
-    const F high = Vec::set1(kHigh), v = Vec::max(Vec::mul(x, inverse), Vec::set1(kLow));
+    const F high = Vec::set1(kHigh);
+    F v = Vec::max(Vec::mul(x, inverse), Vec::set1(kLow));
+    if (mutated(Mutation::kTie)) v = Vec::add(v, Vec::set1(0x1p-16f));
     const I signed_code = Vec::to_int(Vec::if_less(high, v, high, v));
     return kSigned ? Vec::iadd(signed_code, Vec::iset1(Codes::kOffset)) : signed_code;
   }
   // The byte of codes c and c + 16, or of one code.
   [[gnu::always_inline]] static I byte_of(I low, I high) {
     if constexpr (!kSigned) return Vec::bit_and(low, Vec::iset1(0xff));
+    if (mutated(Mutation::kNibblesSwapped)) std::swap(low, high);
     const I nibble = Vec::iset1(15);
     return Vec::bit_or(Vec::bit_and(low, nibble), Vec::template shift_left32<4>(Vec::bit_and(high, nibble)));
   }
@@ -41,7 +47,10 @@ struct BlockEncoder {
     F top = Vec::zero();  // of equal magnitudes the first
     for (int d = 0; d < 32; ++d) {
       const F v = Vec::load(x + d * 32);
-      top = kSigned ? Vec::if_less(Vec::abs(top), Vec::abs(v), v, top) : Vec::max(top, Vec::abs(v));
+      if (mutated(Mutation::kFirstOfEquals) && kSigned)
+        top = Vec::if_less(Vec::abs(v), Vec::abs(top), top, v);
+      else
+        top = kSigned ? Vec::if_less(Vec::abs(top), Vec::abs(v), v, top) : Vec::max(top, Vec::abs(v));
     }
     Vec::store(scales, Vec::div(top, Vec::set1(kRange)));  // f16 over 8 or more stays in range
     const F scale = Vec::load(scales);

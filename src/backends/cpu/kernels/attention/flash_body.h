@@ -4,6 +4,7 @@
 // namespace.
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/math_body.h"
+#include "base/mutation.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::cpu {
@@ -48,10 +49,13 @@ void merge_factors(float* m, float* l, const float* pm, const float* pl, int n, 
     const auto old = Vec::load(m + i), part = Vec::load(pm + i);
     const auto top = Vec::max(old, part);
     const auto base = Vec::max(top, Vec::set1(-3e38f));  // both empty: keeps -inf - -inf away
-    const auto a = exp2<Vec>(Vec::sub(old, base)), b = exp2<Vec>(Vec::sub(part, base));
+    auto a = exp2<Vec>(Vec::sub(old, base));
+    const auto b = exp2<Vec>(Vec::sub(part, base));
+    if (mutated(Mutation::kMergeKeeps)) a = Vec::set1(1.0f);
     Vec::store(keep + i, a);
     Vec::store(blend + i, b);
-    Vec::store(l + i, Vec::fma(Vec::load(pl + i), b, Vec::mul(Vec::load(l + i), a)));
+    Vec::store(l + i, Vec::fma(Vec::load(pl + i), mutated(Mutation::kMergeSum) ? Vec::set1(1.0f) : b,
+                               Vec::mul(Vec::load(l + i), a)));
     Vec::store(m + i, top);
   }
 }
@@ -79,7 +83,7 @@ void softmax_row(float* s, int lo, int hi, int zero_lo, int zero_hi, float cap, 
   auto top = Vec::set1(kMinusInf);
   for (int i = first; i < last; i += n) {
     auto x = Vec::load(s + i);
-    if (cap > 0) x = softcap<Vec>(x, cap);
+    if (cap > 0 && !mutated(Mutation::kSoftcapSkipped)) x = softcap<Vec>(x, cap);
     if (i < lo || i + n > hi) x = Vec::keep(x, lo - i, hi - i, Vec::set1(kMinusInf));
     Vec::store(s + i, x);
     top = Vec::max(top, x);
@@ -118,7 +122,7 @@ struct Flash {
     group_heads = args.n_head / args.n_kv;
     const size_t head = args.page_bytes / size_t(args.n_kv);
     key_bytes = size_t(graph::kPageTokens) * item.key_row;
-    region = head * size_t(item.kv_head);
+    region = head * size_t(mutated(Mutation::kKvHead) ? 0 : item.kv_head);
     Arena arena{scratch};
     const size_t query_bytes = item.keys->query_bytes(args.head_dim);
     for (auto& q : query) q = arena.take<std::byte>(query_bytes);
@@ -144,6 +148,9 @@ struct Flash {
       const Visible v = visible(args, args.rows[token(row)].pos);
       lo[row] = v.begin;
       hi[row] = v.end;
+      if (mutated(Mutation::kWindowWide)) lo[row] -= v.begin > 0;
+      if (mutated(Mutation::kWindowNarrow)) lo[row] += v.begin > 0;
+      if (mutated(Mutation::kLastToken)) hi[row] -= v.end > 1;
     }
     const bool by_page = item.exact_keys || item.exact_values;
     for (int row = 0; row < item.n_rows;) {
@@ -161,7 +168,8 @@ struct Flash {
 
   // The exact page at index p as rows of page `query` see it, or nullptr when they read it encoded.
   const std::byte* exact_page(int query, int p) const {
-    if (!graph::reads_exact(args.exact_first, args.exact_last, query, p) ||
+    if (mutated(Mutation::kExactAsCoded) && p != query) return nullptr;
+    if (!graph::reads_exact(args.exact_first, args.exact_last + mutated(Mutation::kExactLate), query, p) ||
         size_t(p) >= args.exact_table.size() || args.exact_table[p] < 0)
       return nullptr;
     return args.exact.page(args.exact_table[p]) + exact_region;
@@ -178,6 +186,8 @@ struct Flash {
         for (int i = 0; i < tiles[t].n; ++i) {
           const int row = tiles[t].row + i;
           rows[i] = sources[form] + int64_t(token(row)) * args.q_stride + int64_t(head(row)) * args.head_dim;
+          if (mutated(Mutation::kHeadMix) && group_heads > 1)
+            rows[i] += head(row) % 2 ? -args.head_dim : args.head_dim;
           if (!item.rotate) continue;
           item.rotate(formats::kKeys, rows[i], rotated[i], args.head_dim);
           rows[i] = rotated[i];
@@ -248,7 +258,8 @@ struct Flash {
   }
 
   void softmax_chunk() {
-    const float cap = args.softcap * 1.44269504088896341f;
+    float cap = args.softcap * 1.44269504088896341f;
+    if (mutated(Mutation::kSoftcapOff)) cap *= 1.02f;
     for (int i = 0; i < kBlockRows; ++i) m[i] = kMinusInf;
     for (int i = 0; i < kBlockRows; ++i) l[i] = 0;
     for (int t = 0; t < n_tiles; ++t) {

@@ -18,6 +18,7 @@
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
 #include "backends/cpu/kernels/attention/producers_body.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -77,6 +78,15 @@ inline int32_t load_word(const uint8_t* p) {
 
 inline void prefetch_line(const Streams& streams, unsigned i) {
   __builtin_prefetch(streams.at[i % 4] + size_t(i / 4 * kImage), 0, 3);
+}
+
+// The levels of a type by code; `fault`: with one of them off by 2 % of the largest.
+template <typename Vec>
+typename Vec::Table load_levels(const HeadWideTable& table, Mutation fault) {
+  if (!mutated(fault)) return Vec::load_table(table.rounded);
+  HeadWideTable wrong = table;
+  wrong.rounded[1] += 2;
+  return Vec::load_table(wrong.rounded);
 }
 
 // Looks up `n_blocks` blocks of codes once for several tiles.
@@ -221,12 +231,12 @@ struct HeadWideKeys {
     const int n_blocks = task.head_dim / kBlockDims;
     const size_t group_bytes = size_t(n_blocks) * kBits * kImage;
     const std::byte* codes = task.keys + size_t(task.group) * group_bytes;
-    const auto table = Vec::load_table(head_wide_table(kBits, task.head_dim).rounded);
+    const auto table = load_levels<Vec>(head_wide_table(kBits, task.head_dim), Mutation::kLevelOff);
     const Streams next = after_keys(task, group_bytes);
     if (task.next)  // scales lie apart from the codes
       __builtin_prefetch(task.next + head_wide_scales(kBits, task.head_dim) + task.next_group * 64, 0, 2);
     const F16* scales = reinterpret_cast<const F16*>(task.keys + head_wide_scales(kBits, task.head_dim)) +
-                        task.group * kGroupKeys;
+                        task.group * kGroupKeys + mutated(Mutation::kHeadKeyScale);
     if (task.n_tiles < kSpreadTiles)
       return score_tiles<kBits>(task, codes, scales, table, task.head_dim, next);
     spread_blocks<Vec, kBits>(codes, n_blocks, table, next, 0, task.scratch);
@@ -296,7 +306,8 @@ struct HeadWideValues {
       const ValuePiece& piece = task.pieces[i];
       const F16* scales = reinterpret_cast<const F16*>(piece.values + head_wide_scales(kBits, task.head_dim));
       for (int t = 0; t < kPage; t += n)
-        Vec::store(wide + piece.column - piece.first + t, Vec::load(scales + t));
+        Vec::store(wide + piece.column - piece.first + t,
+                   Vec::load(scales + t + mutated(Mutation::kHeadValueScale)));
     }
   }
 
@@ -405,7 +416,8 @@ struct HeadWideValues {
 #pragma GCC unroll 2
       for (int j = 0; j < kPanels; ++j) {
         float* o = rows.out + size_t(i) * rows.out_stride + (panel + j) * kBlockDims + first;
-        const I limbs = Vec::iadd(Vec::template shift_left32<7>(sums.high[i][j]), sums.low[i][j]);
+        const I low = mutated(Mutation::kLimbLost) ? Vec::izero() : sums.low[i][j];
+        const I limbs = Vec::iadd(Vec::template shift_left32<7>(sums.high[i][j]), low);
         const I sum = Vec::iadd(limbs, Vec::iset1(rows.biases[i]));
         const F part = Vec::mul(Vec::to_float(sum), Vec::set1(rows.units[i]));
         const F old = Vec::mul(Vec::load(o), Vec::set1(rows.keep[i]));
@@ -465,7 +477,7 @@ struct HeadWideValues {
   static void mix(const MixTask& task) {
     const Scratch scratch(task.scratch);
     const HeadWideTable& constants = head_wide_table(kBits, task.head_dim);
-    const auto table = Vec::load_table(constants.rounded);
+    const auto table = load_levels<Vec>(constants, Mutation::kValueLevelOff);
     load_scales(task, scratch.scales);
     TilePieces tiles[kBlockRows];
     for (int t = 0; t < task.n_tiles; ++t) {

@@ -4,8 +4,11 @@
 // images: four vectors of codes make a vector of an image by shifts, whichever side it is. Included by each
 // ISA file, into an unnamed namespace.
 #pragma once
+#include <utility>
+
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/page_codec.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -32,7 +35,11 @@ struct HeadWideEncoder {
   [[gnu::always_inline]] Coded code_of(F v) const {
     I code = Vec::izero();
 #pragma GCC unroll 16
-    for (int i = 0; i + 1 < 1 << kBits; ++i) code = Vec::count_less(code, Vec::set1(table.midpoint[i]), v);
+    for (int i = 0; i + 1 < 1 << kBits; ++i) {
+      float bound = table.midpoint[i];
+      if (mutated(Mutation::kMidpoint) && i == 1) bound += 0.01f;
+      code = Vec::count_less(code, Vec::set1(bound), v);
+    }
     return {code, Vec::lookup16(table.level, code)};
   }
 
@@ -196,6 +203,7 @@ struct HeadWideEncoder {
       const F inverse = Vec::load(sums.inverse + t);
       Vec::store(reinterpret_cast<F16*>(scales + t), Vec::if_less(Vec::zero(), inverse, scale, Vec::zero()));
     }
+    if (mutated(Mutation::kScalesSwapped)) std::swap(scales[0], scales[1]);
     constexpr DType type = kBits == 2 ? DType::tbq2_h : kBits == 3 ? DType::tbq3_h : DType::tbq4_h;
     for (int t = 0; t < 32; ++t)
       if (scales[t] == 0) pack_row(type, side, head_dim, kZeroRow, first + t, region);

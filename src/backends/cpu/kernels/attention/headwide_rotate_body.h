@@ -4,6 +4,7 @@
 #pragma once
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/kernels.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -69,7 +70,8 @@ void rotate_across(const float* signs, float norm, float* out) {
 // Signs before (kBack false) or after.
 template <typename Vec, bool kBack>
 void transform_head(formats::Role side, const float* x, float* out, int64_t n) {
-  const float* signs = head_wide_signs(side == formats::kValues ? KvSide::kValue : KvSide::kKey);
+  const bool values = side == formats::kValues || mutated(Mutation::kKeySigns);
+  const float* signs = head_wide_signs(values ? KvSide::kValue : KvSide::kKey);
   rotate_blocks<Vec, !kBack>(x, signs, out, int(n));
   switch (n) {
     case 64:
@@ -91,6 +93,7 @@ void rotate_head(formats::Role side, const float* x, float* out, int64_t n) {
 template <typename Vec>
 void unrotate_head(formats::Role side, const float* r, float* out, int64_t n) {
   transform_head<Vec, true>(side, r, out, n);
+  if (mutated(Mutation::kUnrotateSign)) out[3] = -out[3];
 }
 
 }  // namespace

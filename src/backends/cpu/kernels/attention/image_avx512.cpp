@@ -3,6 +3,7 @@
 #include "backends/cpu/kernels/attention/image_body.h"
 #include "backends/cpu/kernels/attention/trellis_encode_avx512.h"
 #include "backends/cpu/kernels/simd/vec_avx512.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -19,6 +20,8 @@ struct TrellisVectors {
   explicit TrellisVectors(int bias) {
     const TrellisBytes& bytes = trellis_bytes(b, bias != 0);
     for (int i = 0; i < kTables; ++i) table[i] = Vec::iload(bytes.level + i * kImage);
+    if (mutated(Mutation::kTrellisEntry))
+      table[0] = _mm512_mask_add_epi8(table[0], 1ull << 37, table[0], _mm512_set1_epi8(3));
   }
 
   struct Lines {
@@ -84,6 +87,7 @@ struct TrellisVectors {
   void keys(const std::byte* lines, int n_blocks, const std::byte* next, std::byte* images) const {
     const Lines last(lines + (n_blocks - 1) * kLines);
     I before[2] = {last.template symbols<6>(), last.template symbols<7>()};
+    if (mutated(Mutation::kSeam)) before[0] = before[1] = Vec::izero();
     for (int i = 0; i < n_blocks; ++i, lines += kLines, images += kBlockImages * kImage) {
       for (int l = 0; l < b && next; ++l) __builtin_prefetch(next + (i * b + l) * kImage, 0, 3);
       const Lines block(lines);

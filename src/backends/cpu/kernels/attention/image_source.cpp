@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backends/cpu/kernels/attention/headwide_tables.h"
+#include "base/mutation.h"
 #include "formats/q4_polar.h"
 #include "formats/qjl1_256.h"
 #include "formats/rounding.h"
@@ -61,7 +62,8 @@ struct TrellisSource {
     uint16_t state[32] = {};
     Images symbols;
     spread_symbols<b>(lines + (n_blocks - 1) * kLines, symbols);
-    for (int z = 0; z < 8; ++z) step(symbols[z], state + z % 2 * 16, table, nullptr);
+    for (int z = 0; z < 8 && !mutated(Mutation::kSeam); ++z)
+      step(symbols[z], state + z % 2 * 16, table, nullptr);
     for (int i = 0; i < n_blocks; ++i) {
       spread_symbols<b>(lines + i * kLines, symbols);
       for (int z = 0; z < 8; ++z)
@@ -71,13 +73,17 @@ struct TrellisSource {
     half_scales(region + head_wide_scales(b, head_dim) + group * 64, 32, scales);
   }
 
+  static uint8_t level(const uint8_t* table, uint32_t state) {
+    return mutated(Mutation::kTrellisEntry) && state == 37 ? uint8_t(table[state] + 3) : table[state];
+  }
+
   // Four dimensions of 16 keys.
   static void step(const uint8_t* symbols, uint16_t* states, const uint8_t* table, uint8_t* out) {
     for (int key = 0; key < 16; ++key) {
       uint32_t s = states[key];
       for (int j = 0; j < 4; ++j) {
         s = (s << b | symbols[key * 4 + j]) & (T::kStates - 1);
-        if (out) out[key * 4 + j] = table[s];
+        if (out) out[key * 4 + j] = level(table, s);
       }
       states[key] = uint16_t(s);
     }
@@ -108,7 +114,7 @@ struct TrellisSource {
       uint32_t s = states[t];
       for (int d = from; d < 16; ++d) {
         s = (s << b | symbols[t / 4][d * 4 + t % 4]) & (T::kStates - 1);
-        if (out) out[t / 4 * kImageBytes + d * 4 + t % 4] = table[s];
+        if (out) out[t / 4 * kImageBytes + d * 4 + t % 4] = level(table, s);
       }
       states[t] = uint16_t(s);
     }
@@ -191,6 +197,7 @@ struct BlockSource {
       for (int i = 0; i < kCodes; ++i) {
         const float whole = Levels::level(i) * (127.0f / Levels::level(kCodes - 1));
         out[i] = uint8_t(formats::nearest_int(whole * share) + bias);
+        if (mutated(Mutation::kBlockLevel) && i == 2) out[i] += 3;
       }
     }
   };
@@ -207,7 +214,8 @@ struct BlockSource {
     const int dims = head_dim / Block::kValues * kDims;
     for (int t = 0; t < 32; ++t) {
       const Row row(region, head_dim, group * 32 + t);
-      scales[t] = row.scale();
+      scales[t] =
+          mutated(Mutation::kBlockScale) ? Row(region, head_dim, (group * 32 + t) ^ 1).scale() : row.scale();
       std::byte* out = images + t / 16 * kImageBytes + t % 16 * 4;
       uint8_t table[16], values[32];
       for (int d = 0; d < dims; d += 32) {
@@ -241,6 +249,7 @@ struct BlockSource {
 
 void sketch(const float* q, int head_dim, float* out) {
   for (int d = 0; d < head_dim; d += 128) formats::qjl_sketch(q + d, out + 2 * d);
+  if (mutated(Mutation::kSketchSign)) out[7] = -out[7];
 }
 
 template <int b>

@@ -1,5 +1,6 @@
 // The few functions of attention over a vector type. Included by each ISA file, into an unnamed namespace.
 #pragma once
+#include "base/mutation.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -16,7 +17,7 @@ inline typename Vec::F exp2(typename Vec::F x) {
   p = Vec::fma(p, r, Vec::set1(9.618437355e-3f));
   p = Vec::fma(p, r, Vec::set1(5.550332471e-2f));
   p = Vec::fma(p, r, Vec::set1(2.402264791e-1f));
-  p = Vec::fma(p, r, Vec::set1(6.931472029e-1f));
+  p = Vec::fma(p, r, Vec::set1(mutated(Mutation::kExponentOff) ? 6.938e-1f : 6.931472029e-1f));
   p = Vec::fma(p, r, Vec::set1(1.0f));
   return Vec::if_less(x, lowest, Vec::zero(), Vec::scale2(p, n));
 }

@@ -8,6 +8,7 @@
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/page_codec.h"
 #include "backends/cpu/kernels/attention/page_reader.h"
+#include "base/mutation.h"
 #include "formats/basis.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
@@ -114,8 +115,9 @@ struct Plain {
       formats::to_basis(formats::require(item.k_type).basis, formats::kKeys, q, rotated, args.head_dim);
       q = rotated;
     }
-    for (int t = of.first; t < of.end; ++t) {
-      const float s = args.scale * plain_dot(q, scratch.tile + size_t(t) * args.head_dim, args.head_dim);
+    for (int t = of.first + mutated(Mutation::kPlainWindow); t < of.end; ++t) {
+      float s = args.scale * plain_dot(q, scratch.tile + size_t(t) * args.head_dim, args.head_dim);
+      if (mutated(Mutation::kPlainCap) && args.softcap > 0) s *= 1.02f;
       scores[p * 64 + t] = args.softcap > 0 ? args.softcap * std::tanh(s / args.softcap) : s;
     }
   }
@@ -124,7 +126,7 @@ struct Plain {
     for (int r = 0; r < n_rows; ++r)
       for (int g = 0; g < n_heads; ++g) {
         const auto [begin, end] = seen(r);
-        const int n = end - begin;
+        const int n = end - begin - (mutated(Mutation::kPlainLastKey) && end - begin > 1);
         float* s = row_scores(r, g) + begin;
         float top = s[0], sum = 0;
         for (int j = 1; j < n; ++j) top = s[j] > top ? s[j] : top;

@@ -3,6 +3,7 @@
 #pragma once
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/simd/half_types.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -72,7 +73,7 @@ void score_tile(const T* keys, const float* query, int head_dim, Streams next, f
     for (int i = 0; i < kRows; ++i) acc[i][0] = acc[i][1] = Vec::zero();
     const T* k = keys + first;
     const float* q = query;
-    for (int d = 0; d < head_dim; d += 4) {
+    for (int d = 0; d < head_dim - 4 * mutated(Mutation::kDimensionLost); d += 4) {
 #pragma GCC unroll 4
       for (int step = 0; step < 4; ++step, k += kGroupKeys, ++q) {
         prefetch(next, d + step, kGroupKeys * sizeof(T));
@@ -121,7 +122,8 @@ void mix_tile(const SlicePiece<T>* pieces, int n_pieces, const MixRows& rows, St
       const T* v = pieces[piece].values + first;
       const int column = pieces[piece].column;
       const float* w = rows.weights + column;
-      for (int j = 0; j < pieces[piece].n; ++j, v += kSlice, ++w) {
+      for (int j = mutated(Mutation::kValueLost) && pieces[piece].n > 1; j < pieces[piece].n;
+           ++j, v += kSlice, ++w) {
         prefetch(next, column + j, kSlice * sizeof(T));
         const auto v0 = Vec::load(v), v1 = Vec::load(v + n);
 #pragma GCC unroll 16

@@ -3,6 +3,7 @@
 #pragma once
 #include "backends/cpu/kernels/matmul/types/floats.h"
 #include "backends/cpu/kernels/matmul/variant.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu::matmul {
 
@@ -35,6 +36,7 @@ struct FloatTile {
     Floats sum[R][kGroups];
     for (int r = 0; r < R; ++r)
       for (int g = 0; g < kGroups; ++g) sum[r][g] = V::zero();
+    if (mutated(Mutation::kLastInputs)) n_in -= 2;
     int64_t k = 0;
     for (; k + 2 <= n_in; k += 2) {
       if constexpr (R <= 2)

@@ -16,6 +16,7 @@
 #include "backends/cpu/kernels/matmul/activation.h"
 #include "backends/cpu/kernels/matmul/types/layout.h"
 #include "backends/cpu/kernels/matmul/variant.h"
+#include "base/mutation.h"
 
 namespace kvasir::cpu::matmul {
 
@@ -74,6 +75,7 @@ struct Unpack {
   // V::kLanes rows from `lane`; out.offset is -kMagic * scale.
   [[gnu::always_inline]] static void scales(const std::byte* unit, int j, int lane, Scales<V>& out) {
     W::template scales<V>(unit, j, lane, out);
+    if (Kind::kSubs == 2 && mutated(Mutation::kHalfScale)) out.scale[1] = out.scale[0];
     for (int h = 0; h < Kind::kSubs; ++h) {
       if constexpr (kShift > 0) out.scale[h] = V::mul(out.scale[h], V::set1(1.0f / (1 << kShift)));
       out.offset[h] = V::mul(out.scale[h], V::set1(-kMagic));
@@ -113,7 +115,9 @@ template <class V, class Kind, int R, int G>
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       auto t = V::fma(V::as_floats(sum[r][g]), scale, offset);
-      if constexpr (Kind::kMin) t = V::fma(V::load_floats(p + 2 * kPanelRows), V::broadcast(sum_a + r), t);
+      if constexpr (Kind::kMin)
+        if (!mutated(Mutation::kMinDropped))
+          t = V::fma(V::load_floats(p + 2 * kPanelRows), V::broadcast(sum_a + r), t);
       acc[r][g] = V::fma(t, V::broadcast(da + r), acc[r][g]);
     }
   }
@@ -279,7 +283,8 @@ struct Int8Tile {
         for (int r = 0; r < R; ++r) {
           const float* sum_a = Kind::kSubs == 2 ? a.sum_half + h * laid_out + row + r : a.sum + row + r;
           auto t = V::fma(V::as_floats(sum[h][r][g]), s.scale[h], s.offset[h]);
-          if constexpr (Kind::kMin) t = V::fma(s.min[h], V::broadcast(sum_a), t);
+          if constexpr (Kind::kMin)
+            if (!mutated(Mutation::kMinDropped)) t = V::fma(s.min[h], V::broadcast(sum_a), t);
           out[r][g] = V::fma(t, V::broadcast(a.scale + row + r), out[r][g]);
         }
     }
