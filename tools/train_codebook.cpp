@@ -133,18 +133,19 @@ int main(int argc, char** argv) {
   if (arg == "--help" || arg == "-h") {
     fmt::print(
         "usage: train-codebook levels > src/formats/head_wide_levels.h\n"
-        "       train-codebook trellis > src/formats/trellis_tables.h    (some minutes)\n\n"
+        "       train-codebook trellis > src/formats/trellis_tables.h    (some minutes)\n"
+        "       train-codebook tcq > src/formats/tcq_levels.h            (some minutes)\n\n"
         "Prints the level tables of tbq2_h, tbq3_h and tbq4_h for head sizes 64, 128, 256 and 512: "
         "Lloyd-Max\n"
         "on the density of one coordinate of a random vector on the d-sphere, and the error each reaches;\n"
-        "or the tables of tbq2_ht, tbq3_ht and tbq4_ht: generalised Lloyd over their trellis's best "
-        "paths.\n");
+        "or the tables of tbq2_ht, tbq3_ht and tbq4_ht, or that of tbq3_tcq: generalised Lloyd over their "
+        "trellis's\nbest paths.\n");
     return 0;
   }
-  if (argc != 2 || (arg != "levels" && arg != "trellis")) {
-    fmt::print(stderr, "train-codebook: '{}': give levels or trellis; --help says more\n", arg);
+  if (argc != 2 || (arg != "levels" && arg != "trellis" && arg != "tcq")) {
+    fmt::print(stderr, "train-codebook: '{}': give levels, trellis or tcq; --help says more\n", arg);
     return 2;
   }
-  arg == "levels" ? print_header() : print_trellis_tables();
+  arg == "levels" ? print_header() : arg == "tcq" ? print_tcq_table() : print_trellis_tables();
   return 0;
 }

@@ -31,6 +31,8 @@ constexpr int kMaps[3][9] = {{234, 248, 164, 200, 199, 236, 135, 202},
                              {400, 431, 314, 351, 323, 384, 499, 301, 433},
                              {277, 508, 426, 509, 299, 474, 260, 301, 406}};
 
+}  // namespace
+
 std::vector<float> gaussians(uint64_t seed, size_t n) {
   const auto uniform = [&seed] {
     uint64_t z = (seed += 0x9e3779b97f4a7c15);
@@ -55,6 +57,8 @@ double quantile(double p) {
   }
   return low;
 }
+
+namespace {
 
 template <int b>
 std::vector<double> start() {

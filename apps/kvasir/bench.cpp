@@ -44,6 +44,17 @@ std::vector<BenchTest> tests_of(const Args& args) {
   return tests;
 }
 
+// The pairs with --tcq-table where they have tbq3_tcq.
+std::vector<engine::KvTypes> with_table(const Args& args, std::vector<engine::KvTypes> pairs) {
+  const auto table = tcq_table(args);
+  if (table && std::ranges::none_of(pairs, [](const auto& kv) { return kv.uses_tcq(); }))
+    fail(ErrorCode::kUsage, "--tcq-table {}: no pair of types has the type it is for, tbq3_tcq",
+         args.text("tcq-table"));
+  for (engine::KvTypes& kv : pairs)
+    if (kv.uses_tcq()) kv.tcq = table;
+  return pairs;
+}
+
 std::vector<engine::KvTypes> kv_pairs(const Args& args) {
   const std::string& backend = args.text("backend");
   std::vector<engine::KvTypes> pairs;
@@ -58,9 +69,10 @@ std::vector<engine::KvTypes> kv_pairs(const Args& args) {
       pairs.push_back({.k = kv_type(names[0], true, backend),
                        .v = kv_type(names[1], false, backend),
                        .k_sliding = {},
-                       .v_sliding = {}});
+                       .v_sliding = {},
+                       .tcq = {}});
     }
-    return pairs;
+    return with_table(args, std::move(pairs));
   }
   const auto named = [](const std::string& name) { return name == "auto" ? std::string("q8_0") : name; };
   for (const std::string& k_name : args.texts("cache-type-k"))
@@ -69,9 +81,10 @@ std::vector<engine::KvTypes> kv_pairs(const Args& args) {
       pairs.push_back({.k = kv_type(k, true, backend),
                        .v = kv_type(v, false, backend),
                        .k_sliding = {},
-                       .v_sliding = {}});
+                       .v_sliding = {},
+                       .tcq = {}});
     }
-  return pairs;
+  return with_table(args, std::move(pairs));
 }
 
 std::vector<BenchSetup> setups_of(const Args& args) {
@@ -217,6 +230,7 @@ std::vector<Flag> setup_flags() {
        .kind = Kind::kTexts,
        .group = kGroup,
        .help = "pairs of both, e.g. f16/f16,q8_0/q4_0"},
+      tcq_table_flag(kGroup),
       {.names = "-fa, --flash-attn",
        .argument = "LIST",
        .kind = Kind::kTexts,

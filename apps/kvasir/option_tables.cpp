@@ -71,6 +71,14 @@ std::vector<Flag> context_flags() {
   };
 }
 
+Flag tcq_table_flag(std::string_view group) {
+  return {.names = "--tcq-table",
+          .argument = "FILE",
+          .kind = Kind::kFile,
+          .group = group,
+          .help = "another table for tbq3_tcq: 512 little-endian f32 levels by state"};
+}
+
 std::vector<Flag> cache_flags(std::string_view default_type) {
   std::vector<Flag> flags = {
       {.names = "-ctk, --cache-type-k",
@@ -90,6 +98,7 @@ std::vector<Flag> cache_flags(std::string_view default_type) {
        .kind = Kind::kText,
        .group = kCache,
        .help = "types for the sliding-window layers when they shall differ, e.g. f16:q8_0"},
+      tcq_table_flag(kCache),
       {.names = "--kv-exact-first",
        .argument = "N",
        .kind = Kind::kInteger,

@@ -162,7 +162,16 @@ engine::KvTypes kv_types(const Args& args) {
     types.k_sliding = kv_type(pair[0], true, backend);
     types.v_sliding = kv_type(pair[1], false, backend);
   }
+  types.tcq = tcq_table(args);
+  if (types.tcq && !types.uses_tcq())
+    fail(ErrorCode::kUsage,
+         "--tcq-table {}: neither keys nor values have the type it is for; add -ctk tbq3_tcq or -ctv tbq3_tcq",
+         args.text("tcq-table"));
   return types;
+}
+
+std::shared_ptr<const formats::TcqTable> tcq_table(const Args& args) {
+  return args.given("tcq-table") ? formats::load_tcq_table(args.text("tcq-table")) : nullptr;
 }
 
 bool flash_attention(std::string_view word, std::string_view what) {
@@ -216,7 +225,7 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
     question.flash = options.flash_attention;
     const decide::Row row = decide_cache(model, question);
     if (loudness(args) != Loudness::kQuiet) note("cache types decided: {}", row.reason);
-    if (!row.no_memory) options.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding};
+    if (!row.no_memory) options.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding, options.kv.tcq};
   }
   require_memory(model, options);
   return options;

@@ -46,6 +46,9 @@ std::string cache_types_text();
 DType kv_type(std::string_view name, bool keys, const std::string& backend = "cpu");
 // "auto" counts as q8_0 here; session_options decides.
 engine::KvTypes kv_types(const Args& args);
+// --tcq-table; null when it is not given. Throws Error{kBadFile}.
+std::shared_ptr<const formats::TcqTable> tcq_table(const Args& args);
+Flag tcq_table_flag(std::string_view group);
 bool flash_attention(std::string_view word, std::string_view what);
 // Options of a session over `model`; n_ctx resolved and checked against the memory that is free, cache types decided when
 // they are "auto" (the reason is said unless quiet).

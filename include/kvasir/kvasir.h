@@ -126,6 +126,9 @@ typedef struct kvasir_session_options {
   /* Tokens of global layers that stay exact besides the page being written: the first of the context and the last before that
    * page; both round up to 64. 0. */
   int kv_exact_first, kv_exact_last;
+  /* NULL: Kvasir's own table for tbq3_tcq; else a file of 512 little-endian f32 levels by state. KVASIR_BAD_FILE when it is not
+   * that, KVASIR_USAGE when no type is tbq3_tcq. */
+  const char* tcq_table;
 } kvasir_session_options;
 
 KVASIR_API kvasir_session_options kvasir_session_options_default(void);

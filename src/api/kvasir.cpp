@@ -208,6 +208,9 @@ kvasir_status kvasir_session_create(kvasir_model* model, const kvasir_session_op
     if (o.v_type) s.kv.v = kv_type("v_type", o.v_type, f::kValues);
     if (o.k_type_sliding) s.kv.k_sliding = kv_type("k_type_sliding", o.k_type_sliding, f::kKeys);
     if (o.v_type_sliding) s.kv.v_sliding = kv_type("v_type_sliding", o.v_type_sliding, f::kValues);
+    if (o.tcq_table) s.kv.tcq = f::load_tcq_table(o.tcq_table);
+    need(!s.kv.tcq || s.kv.uses_tcq(),
+         "kvasir_session_options: tcq_table is for tbq3_tcq, which neither keys nor values have");
     auto session = std::make_unique<kvasir_session>();
     session->session = std::make_unique<engine::Session>(model->model, s);
     *out = session.release();

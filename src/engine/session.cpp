@@ -42,6 +42,11 @@ void check_options(const SessionOptions& o, const Model& model) {
 
 }  // namespace
 
+bool KvTypes::uses_tcq() const {
+  return k == DType::tbq3_tcq || v == DType::tbq3_tcq || k_sliding == DType::tbq3_tcq ||
+         v_sliding == DType::tbq3_tcq;
+}
+
 void check_kv_type(const backends::Caps& caps, DType type, formats::Role role) {
   const formats::Format& format = formats::require(type);
   const std::string_view side = role == formats::kKeys ? "keys" : "values";
@@ -62,6 +67,7 @@ std::vector<graph::KvSpec> cache_specs(std::vector<graph::KvSpec> specs, const S
     const bool sliding = spec.window > 0;
     spec.k_type = sliding ? options.kv.k_sliding.value_or(options.kv.k) : options.kv.k;
     spec.v_type = sliding ? options.kv.v_sliding.value_or(options.kv.v) : options.kv.v;
+    spec.tcq = options.kv.tcq;
     spec.exact_first = sliding ? 0 : pages(options.kv_exact_first);
     spec.exact_last = sliding ? 0 : pages(options.kv_exact_last);
   }
@@ -95,7 +101,18 @@ Session::~Session() = default;
 
 Model& Session::model() const { return *impl_->model; }
 const SessionOptions& Session::options() const { return impl_->options; }
-std::vector<std::string> Session::load_lines() const { return impl_->executable->describe(); }
+std::vector<std::string> Session::load_lines() const {
+  std::vector<std::string> lines = impl_->executable->describe();
+  if (const std::string hash = table_hash(); !hash.empty())
+    lines.push_back(fmt::format("tbq3_tcq: {} table, SHA-256 {}", impl_->options.kv.tcq ? "a given" : "Kvasir's own",
+                                hash));
+  return lines;
+}
+std::string Session::table_hash() const {
+  const KvTypes& kv = impl_->options.kv;
+  if (!kv.uses_tcq()) return "";
+  return kv.tcq ? kv.tcq->hash : formats::own_tcq_table().hash;
+}
 uint64_t Session::kv_bytes() const { return impl_->cache->bytes(); }
 std::span<const graph::KvSpec> Session::cache_specs() const { return impl_->graph.kv; }
 int Session::size(int seq) const { return int(impl_->sequence(seq).size()); }

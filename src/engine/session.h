@@ -11,6 +11,7 @@
 #include "engine/model.h"
 #include "engine/saved_state.h"
 #include "formats/format.h"
+#include "formats/tcq_table.h"
 
 namespace kvasir::engine {
 
@@ -19,6 +20,9 @@ using text::Token;
 struct KvTypes {
   DType k = DType::q8_0, v = DType::q8_0;  // every layer, unless:
   std::optional<DType> k_sliding, v_sliding;
+  // The table of tbq3_tcq (formats/tcq_table.h) for every layer; null: Kvasir's own.
+  std::shared_ptr<const formats::TcqTable> tcq{};
+  bool uses_tcq() const;
 };
 
 // Throws Error{kRefused} with required, supported and missing when the backend cannot keep `role` (kKeys or
@@ -58,6 +62,8 @@ class Session {
   std::vector<std::string> load_lines() const;
   uint64_t kv_bytes() const;                           // allocated
   std::span<const graph::KvSpec> cache_specs() const;  // by Graph::kv
+  // SHA-256 of the table that the rows of tbq3_tcq were written with; empty when no layer has that type.
+  std::string table_hash() const;
 
   // Tokens of sequence `seq` now stored.
   int size(int seq = 0) const;

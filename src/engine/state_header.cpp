@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "formats/format.h"
 #include "formats/identity.h"
+#include "formats/tcq_table.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::engine {
@@ -32,13 +33,14 @@ class Identities {
   std::map<std::tuple<DType, formats::Role, int>, formats::Identity> known_;
 };
 
-Json side_json(DType type, formats::Role side, int head_dim, Identities& identities) {
+Json side_json(DType type, formats::Role side, int head_dim, const formats::TcqTable* tcq,
+               Identities& identities) {
   const formats::Format& format = formats::require(type);
   const formats::Identity& identity = identities.of(format, side, head_dim);
   Json json = {{"type", format.name},
                {"id", uint32_t(type)},
                {"row_bytes", format.row_bytes(head_dim)},
-               {"table", identity.table},
+               {"table", tcq && format.decode_with ? tcq->hash : identity.table},
                {"basis", identity.basis}};
   if (!identity.seed.empty()) json["seed"] = identity.seed;
   return json;
@@ -52,8 +54,8 @@ Json cache_json(const graph::KvSpec& spec, Identities& identities) {
           {"window", spec.window},
           {"exact_first", exact ? spec.exact_first : 0},
           {"exact_last", exact ? spec.exact_last : 0},
-          {"k", side_json(spec.k_type, formats::kKeys, spec.head_dim, identities)},
-          {"v", side_json(spec.v_type, formats::kValues, spec.head_dim, identities)}};
+          {"k", side_json(spec.k_type, formats::kKeys, spec.head_dim, spec.tcq.get(), identities)},
+          {"v", side_json(spec.v_type, formats::kValues, spec.head_dim, spec.tcq.get(), identities)}};
 }
 
 Json caches_json(std::span<const graph::KvSpec> specs) {

@@ -62,6 +62,30 @@ void encode_published_row(const float* x, std::byte* blocks, int64_t n) {
   }
 }
 
+// The table is data.
+template <typename Block>
+constexpr bool kHasTable = requires {
+  Block::kTcqTable;
+};
+
+void decode_tcq_row(const TcqTable& table, const std::byte* blocks, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += 128, blocks += sizeof(BlockTbq3Tcq)) {
+    BlockTbq3Tcq block;
+    std::memcpy(&block, blocks, sizeof block);
+    decode_tcq(table, block, out + i);
+  }
+}
+
+void encode_tcq_row(const TcqTable& table, const float* x, std::byte* blocks, int64_t n) {
+  for (int64_t i = 0; i < n; i += 128, blocks += sizeof(BlockTbq3Tcq)) {
+    float tamed[128];
+    for (int j = 0; j < 128; ++j) tamed[j] = tame(x[i + j]);
+    BlockTbq3Tcq block;
+    encode_tcq(table, tamed, block);
+    std::memcpy(blocks, &block, sizeof block);
+  }
+}
+
 // A row of a head-wide type is one head: a scale follows its blocks.
 template <typename Block>
 constexpr bool kHeadWide = requires {
@@ -89,6 +113,11 @@ constexpr Format make_format(DType type, std::string_view name, uint32_t roles, 
   format.theory_nmse = theory;
   if constexpr (requires { Block::kBasis; }) format.basis = Block::kBasis;
   if constexpr (kPublished<Block>) format.encode_published = encode_published_row<Block>;
+  if constexpr (kHasTable<Block>) {
+    format.trellis = true;
+    format.decode_with = decode_tcq_row;
+    format.encode_with = encode_tcq_row;
+  }
   if constexpr (kHeadWide<Block>) {
     format.decode = [](const std::byte* row, float* out, int64_t n) {
       decode_head<Block::kBits>(row, int(n), out);

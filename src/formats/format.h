@@ -11,6 +11,8 @@
 
 namespace kvasir::formats {
 
+struct TcqTable;  // tcq_table.h
+
 enum Role : uint32_t { kWeights = 1, kKeys = 2, kValues = 4 };
 
 // The basis that rows of a KV type live in; transforms and formulas: basis.h.
@@ -42,6 +44,9 @@ struct Format {
   uint32_t row_extra = 0;
   double (*head_theory)(int64_t n) = nullptr;  // head-wide types only
   bool trellis = false;                        // values depend on their neighbours' codes; encoding is a search
+  // decode and encode with another table than Kvasir's own, for types whose table is data; nullptr for all others.
+  void (*decode_with)(const TcqTable& table, const std::byte* blocks, float* out, int64_t n) = nullptr;
+  void (*encode_with)(const TcqTable& table, const float* x, std::byte* blocks, int64_t n) = nullptr;
 
   // A row is one whole head, of a size that the type lists.
   bool head_wide() const { return row_extra != 0; }
@@ -59,6 +64,13 @@ struct Format {
   size_t row_bytes(int64_t n) const { return size_t(n) / block * block_bytes + row_extra; }
   double theory(int64_t n) const { return head_theory ? head_theory(n) : theory_nmse; }
   bool has_role(Role role) const { return (roles & role) != 0; }
+  // With the table where the type has one to replace (nullptr: Kvasir's own).
+  void decode_row(const TcqTable* table, const std::byte* blocks, float* out, int64_t n) const {
+    table && decode_with ? decode_with(*table, blocks, out, n) : decode(blocks, out, n);
+  }
+  void encode_row(const TcqTable* table, const float* x, std::byte* blocks, int64_t n) const {
+    table && encode_with ? encode_with(*table, x, blocks, n) : encode(x, blocks, n);
+  }
 };
 
 // Every type this build knows, in list.def's order.

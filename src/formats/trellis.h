@@ -57,6 +57,22 @@ struct Trellis {
     }
   }
 
+  // The same by one pass with free ends, from all costs 0 to the cheapest end (the lowest state of equals): no ring.
+  // Returns the state before the first value.
+  static int search_open(const int8_t* x, int d, const int8_t* table, uint8_t* symbols) {
+    uint8_t from[kMaxTrellis * size_t(kGroups)];
+    int32_t cost[kStates]{};
+    for (int t = 0; t < d; ++t) step(cost, x[t], table, from + t * kGroups, t);
+    int s = 0;
+    for (int other = 1; other < kStates; ++other)
+      if (cost[other] < cost[s]) s = other;
+    for (int t = d - 1; t >= 0; --t) {
+      symbols[t] = uint8_t(s & (kBranches - 1));
+      s = back(s, from + t * kGroups);
+    }
+    return s;
+  }
+
  private:
   static int back(int s, const uint8_t* from) { return from[s >> b] * kGroups + (s >> b); }
 

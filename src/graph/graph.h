@@ -5,11 +5,16 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tensor/dtype.h"
+
+namespace kvasir::formats {
+struct TcqTable;
+}
 
 namespace kvasir::graph {
 
@@ -88,6 +93,7 @@ struct KvSpec {
   DType k_type{}, v_type{};
   int exact_first = 0,
       exact_last = 0;  // pages besides a query's own that stay exact (kv_layout.h); global caches only
+  std::shared_ptr<const formats::TcqTable> tcq{};  // of tbq3_tcq (formats/tcq_table.h); null: Kvasir's own
 };
 
 struct Graph {

@@ -21,6 +21,7 @@ Arithmetic arithmetic_of(DType type, bool flash) {
     case DType::tbq2_ht:
     case DType::tbq3_ht:
     case DType::tbq4_ht:
+    case DType::tbq3_tcq:
     case DType::tbq3_0:
     case DType::tbq4_0:
     case DType::q4_polar:

@@ -31,7 +31,7 @@ TEST(KvPage, PackingIsAPermutationWithAnExactInverse) {
           unpack_row(type, side, head_dim, region.data(), t, back.data());
           EXPECT_EQ(0, std::memcmp(back.data(), wire.data() + row * t, row));
         }
-        if (formats::require(type).head_wide()) {
+        if (formats::require(type).head_wide() || formats::require(type).trellis) {
           const auto ones = [](const std::vector<std::byte>& bytes) {
             return std::accumulate(bytes.begin(), bytes.end(), 0,
                                    [](int sum, std::byte b) { return sum + std::popcount(uint8_t(b)); });

@@ -131,10 +131,10 @@ TEST(HeadWidePage, EncodesTheBytesOfTheScalarCodec) {
              {DType::tbq2_h, DType::tbq3_h, DType::tbq4_h, DType::q8_0, DType::q5_0, DType::q4_0}) {
           const size_t bytes = formats::require(type).row_bytes(d) * 64;
           std::vector<std::byte> want(bytes);
-          encode_page_scalar(type, side, d, exact.data(), want.data());
+          encode_page_scalar(type, side, d, exact.data(), want.data(), nullptr);
           for (const AttentionKernels* k : kernels()) {
             std::vector<std::byte> got(bytes, std::byte(0xff));
-            k->encode_page(type, side, d, exact.data(), got.data());
+            k->encode_page(type, side, d, exact.data(), got.data(), nullptr);
             ASSERT_EQ(want, got) << name_of(k, type, d);
           }
         }

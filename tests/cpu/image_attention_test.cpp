@@ -12,7 +12,7 @@ namespace {
 
 constexpr DType kTrellis[] = {DType::tbq2_ht, DType::tbq3_ht, DType::tbq4_ht};
 constexpr DType kImages[] = {DType::tbq2_ht, DType::tbq3_ht,  DType::tbq4_ht, DType::tbq3_0,
-                             DType::tbq4_0,  DType::q4_polar, DType::qjl1_256};
+                             DType::tbq4_0,  DType::q4_polar, DType::qjl1_256, DType::tbq3_tcq};
 constexpr int kSizes[] = {64, 128, 256, 512};
 
 bool keys_only(DType type) { return type == DType::qjl1_256; }
@@ -70,6 +70,7 @@ struct Pages {
 
 // A byte's share of the rounding: none for trellis types, whose levels are whole.
 double half_step(DType type, double scale) {
+  if (type == DType::tbq3_tcq) return scale * (0.5 + 127.0 / 65536 + 1e-4);  // image_source.h
   return formats::require(type).head_wide() ? 1e-6 * scale : scale / 2 * 1.0001;
 }
 
@@ -84,7 +85,7 @@ TEST(ImageSource, ImagesHoldTheDecodedValues) {
         for (int group = 0; group < 8; ++group) {
           float scales[32];
           source.keys(keys.bytes.data() + keys.region * size_t(group / 2), group % 2, d, bias, nullptr,
-                      images.data(), scales);
+                      images.data(), scales, nullptr);
           for (int t = 0; t < 32; ++t)
             for (int i = 0; i < keys.width; ++i) {
               const size_t at = size_t(i / 4 * 2 + t / 16) * 64 + size_t(t % 16 * 4 + i % 4);
@@ -99,8 +100,8 @@ TEST(ImageSource, ImagesHoldTheDecodedValues) {
           for (int first = 0; first < d; first += 32) {
             float scales[64];
             const std::byte* region = values.bytes.data() + values.region * size_t(page);
-            source.value_scales(region, d, scales);
-            source.values(region, d, first, bias, images.data());
+            source.value_scales(region, d, scales, nullptr);
+            source.values(region, d, first, bias, images.data(), nullptr);
             for (int t = 0; t < 64; ++t)
               for (int i = 0; i < 32; ++i) {
                 const size_t at =
@@ -142,8 +143,8 @@ TEST(ImageEncoder, PagesHaveTheBytesOfTheScalarCodec) {
           }
           const size_t bytes = 64 * formats::require(type).row_bytes(d);
           std::vector<std::byte> want(bytes), got(bytes, std::byte(0xff));
-          encode_page_scalar(type, side, d, exact.data(), want.data());
-          k->encode_page(type, side, d, exact.data(), got.data());
+          encode_page_scalar(type, side, d, exact.data(), want.data(), nullptr);
+          k->encode_page(type, side, d, exact.data(), got.data(), nullptr);
           EXPECT_EQ(want, got) << isa_name(k->isa) << ' ' << formats::require(type).name << ' ' << d;
         }
 }
@@ -276,7 +277,7 @@ TEST(ImageValues, MixWithinTheBoundAndTheSameOnEveryIsa) {
       std::vector<float> scales(256);
       for (int p = 0; p < 4; ++p)
         image_source(type)->value_scales(pages.bytes.data() + pages.region * size_t(p), d,
-                                         &scales[size_t(p * 64)]);
+                                         &scales[size_t(p * 64)], nullptr);
       for (auto [n_rows, ragged] : {std::pair{1, false}, {3, true}, {13, true}}) {
         std::vector<float> weights(size_t(kBlockRows) * kChunk, std::nanf("")), first;
         const std::vector<float> before = gaussian(size_t(kBlockRows) * d, 33);

@@ -215,9 +215,9 @@ TEST(Table, NamesAndIdsAreUnique) {
 
 TEST(Table, Roles) {
   EXPECT_EQ(names(kKeys),
-            "f32 f16 bf16 q8_0 q4_0 q5_0 tbq3_0 tbq4_0 qjl1_256 q4_polar tbq2_h tbq3_h tbq4_h tbq2_ht tbq3_ht tbq4_ht");
+            "f32 f16 bf16 q8_0 q4_0 q5_0 tbq3_0 tbq4_0 qjl1_256 q4_polar tbq3_tcq tbq2_h tbq3_h tbq4_h tbq2_ht tbq3_ht tbq4_ht");
   EXPECT_EQ(names(kValues),
-            "f32 f16 bf16 q8_0 q4_0 q5_0 tbq3_0 tbq4_0 q4_polar tbq2_h tbq3_h tbq4_h tbq2_ht tbq3_ht tbq4_ht");
+            "f32 f16 bf16 q8_0 q4_0 q5_0 tbq3_0 tbq4_0 q4_polar tbq3_tcq tbq2_h tbq3_h tbq4_h tbq2_ht tbq3_ht tbq4_ht");
   EXPECT_EQ(&require("q8_0", kKeys), find("q8_0"));
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "formats/format.h"
+#include "formats/tcq_levels.h"
 #include "formats/theory.h"
 
 namespace kvasir::formats {
@@ -125,6 +126,12 @@ const std::map<std::string, Decoder, std::less<>>& decoders() {
        [](const Bytes& b, int i) {
          const int code = nibble(b, 2, i);
          return half(b, 0) * (code < 8 ? -kTbq4[7 - code] : kTbq4[code - 8]);
+       }},
+      {"tbq3_tcq",
+       [](const Bytes& b, int i) {
+         size_t state = 0;
+         for (int k = 0; k < 9; ++k) state |= size_t(bit(b, 2, 3 * i + k)) << k;
+         return half(b, 0) * double(kTcqLevels[state]) * kTcqUnit;
        }},
       {"q4_polar",
        [](const Bytes& b, int i) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "formats/format.h"
+#include "formats/tcq_table.h"
 
 namespace kvasir::theory {
 
@@ -264,6 +265,32 @@ inline double sketch_block(const double* x) {
   return error;
 }
 
+// The cheapest path of 128 values through the trellis of tbq3_tcq with free ends, then the best scale.
+inline double trellis_block(const double* x) {
+  const auto& levels = formats::own_tcq_table().level;
+  double norm = 0, xl = 0, l2 = 0, error = 0;
+  for (int i = 0; i < 128; ++i) norm += x[i] * x[i];
+  norm = std::sqrt(norm);
+  std::vector<double> cost(512), next(512);
+  std::vector<std::vector<int>> from(128, std::vector<int>(512));
+  for (size_t t = 0; t < 128; ++t) {
+    for (size_t s = 0; s < 512; ++s) {
+      size_t best = s % 64 * 8;
+      for (size_t p = best + 1; p % 8 != 0; ++p)
+        if (cost[p] < cost[best]) best = p;
+      from[t][s] = int(best);
+      next[s] = cost[best] + std::pow(x[t] / norm - levels[s], 2);
+    }
+    cost = next;
+  }
+  std::vector<double> chosen(128);
+  size_t s = size_t(std::min_element(cost.begin(), cost.end()) - cost.begin());
+  for (size_t t = 128; t-- > 0; s = size_t(from[t][s])) chosen[t] = levels[s];
+  for (size_t i = 0; i < 128; ++i) xl += x[i] * chosen[i], l2 += chosen[i] * chosen[i];
+  for (size_t i = 0; i < 128; ++i) error += std::pow(x[i] - xl / l2 * chosen[i], 2);
+  return error;
+}
+
 inline double nmse(const std::string& name, const std::vector<double>& x, int starts) {
   double error = 0, energy = 0;
   for (double v : x) energy += v * v;
@@ -283,6 +310,7 @@ inline double nmse(const std::string& name, const std::vector<double>& x, int st
                                2.093562707, 2.754354807},
                               128, at + j);
       if (name == "qjl1_256") error += sketch_block(at + j);
+      if (name == "tbq3_tcq") error += trellis_block(at + j);
     }
     for (int j = 0; j < 256; j += 32) {
       if (name == "tbq3_0") error += sphere_block({0.2450942, 0.7560053, 1.3439093, 2.1519457}, 32, at + j);

@@ -172,6 +172,7 @@ const std::vector<std::unique_ptr<Codec>>& all_codecs() {
     list.push_back(std::make_unique<HeadCodec>("tbq4_h", 4));
     add_published(list);
     add_trellis(list);
+    add_tcq(list);
     return list;
   }();
   return all;

@@ -63,5 +63,7 @@ double root_of_squares(const double* x, int n);
 void add_published(std::vector<std::unique_ptr<Codec>>& list);
 // The trellis types (codec_trellis.cpp).
 void add_trellis(std::vector<std::unique_ptr<Codec>>& list);
+// tbq3_tcq (codec_tcq.cpp).
+void add_tcq(std::vector<std::unique_ptr<Codec>>& list);
 
 }  // namespace kvasir::verify::reference

@@ -124,6 +124,7 @@ void CpuExecutable::prepare_attention(int op_index) {
     args.window = kv.window;
     args.scale = op.scale;
     args.softcap = op.softcap;
+    args.tcq = kv.tcq.get();
     segment.plan = plan_attention(args);
     segment.shared_offset = offset;
     offset += (segment.plan.shared_bytes + 63) / 64 * 64;
@@ -328,6 +329,7 @@ AppendArgs CpuExecutable::append_args(const Op& op) const {
   args.exact = exact_pages(op.kv);
   args.n_kv = kv.n_kv;
   args.head_dim = kv.head_dim;
+  args.tcq = kv.tcq.get();
   return args;
 }
 

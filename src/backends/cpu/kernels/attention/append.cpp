@@ -163,7 +163,7 @@ void commit_page(Isa isa, const AppendArgs& args, int seq, int logical, int kv_h
       args.exact.page(view.exact_table[cls][size_t(logical)]) + ExactLayout(args).offset(kv_head, kv_side);
   best_attention_kernels(isa)->encode_page(
       type, kv_side, args.head_dim, exact,
-      page + (side == 0 ? layout.key_offset(kv_head) : layout.value_offset(kv_head)));
+      page + (side == 0 ? layout.key_offset(kv_head) : layout.value_offset(kv_head)), args.tcq);
 }
 
 }  // namespace kvasir::cpu

@@ -65,6 +65,7 @@ struct AttentionArgs {
   size_t page_bytes = 0;
   int n_head = 0, n_kv = 0, head_dim = 0, window = 0;
   float scale = 1, softcap = 0;
+  const formats::TcqTable* tcq = nullptr;  // of tbq3_tcq; null: Kvasir's own
 };
 
 // Into the basis of a key type, rows of head_dim values; nullptr when that is the model's own.
@@ -115,6 +116,7 @@ struct AppendArgs {
   size_t page_bytes = 0;
   int n_kv = 0, head_dim = 0;
   ExactPages exact;
+  const formats::TcqTable* tcq = nullptr;  // as in AttentionArgs
 };
 int append_rows(Isa isa, const AppendArgs& args, int begin, int end);
 

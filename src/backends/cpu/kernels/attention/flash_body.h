@@ -236,6 +236,7 @@ struct Flash {
       task.head_dim = args.head_dim;
       task.scores = scores + (key - chunk_begin);
       task.scratch = producer;
+      task.tcq = args.tcq;
       task.tiles = tiles + t0;
       // Tiles of the page itself and those shortly after it read it exactly: they come first.
       for (; item.exact_keys && t0 < t1 && exact_page(tiles[t0].page, p); ++t0) ++task.n_tiles;

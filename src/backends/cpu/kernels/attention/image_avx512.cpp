@@ -121,7 +121,7 @@ void half_scales(const std::byte* p, int n, float* scales) {
 
 template <int b>
 void trellis_keys(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
-                  std::byte* images, float* scales) {
+                  std::byte* images, float* scales, const formats::TcqTable*) {
   const int n_blocks = head_dim / kBlockDims;
   const size_t group_bytes = size_t(n_blocks) * TrellisVectors<b>::kLines;
   half_scales(region + head_wide_scales(b, head_dim) + group * 64, 32, scales);
@@ -130,12 +130,13 @@ void trellis_keys(const std::byte* region, int group, int head_dim, int bias, co
 }
 
 template <int b>
-void trellis_value_scales(const std::byte* region, int head_dim, float* scales) {
+void trellis_value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
   half_scales(region + head_wide_scales(b, head_dim), kPage, scales);
 }
 
 template <int b>
-void trellis_values(const std::byte* region, int head_dim, int d, int bias, std::byte* images) {
+void trellis_values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+                    const formats::TcqTable*) {
   constexpr int kLines = TrellisVectors<b>::kLines, kSliceLines = 4 * kLines;
   const TrellisVectors<b> vectors(bias);
   const std::byte* before =
@@ -147,6 +148,133 @@ void trellis_values(const std::byte* region, int head_dim, int d, int bias, std:
                    images + half * 2 * kBlockImages * kImage);
 }
 
+// tbq3_tcq (kv_page.h): two symbols before each block of 128, and a share of each block and token by which
+// its bytes are multiplied (_mm512_mulhrs_epi16 is tcq_byte of image_source.h).
+struct TcqVectors {
+  using Trellis = TrellisVectors<3>;
+  using Lines = Trellis::Lines;
+  I level[8];
+  I flip;  // the bias as an exclusive or
+  bool shared;
+
+  TcqVectors(const formats::TcqTable& table, int head_dim, int bias)
+      : flip(_mm512_set1_epi8(char(bias))), shared(head_dim > 128) {
+    for (int i = 0; i < 8; ++i) level[i] = _mm512_loadu_si512(table.rounded.data() + i * kImage);
+  }
+
+  // As TrellisVectors::levels, of a table that need not be odd.
+  template <typename Along>
+  [[gnu::always_inline]] I levels(I now, I before) const {
+    const I near = _mm512_or_si512(now, Along::template moved<1, 3>(now, before));
+    const I index = _mm512_ternarylogic_epi32(near, Along::template moved<2, 6>(now, before),
+                                              _mm512_set1_epi8(char(0xc0)), 0xf8);
+    const __mmask64 first =
+        _mm512_test_epi8_mask(Along::template moved<2, 0>(now, before), _mm512_set1_epi8(4));
+    return _mm512_mask_blend_epi8(first, lookup256<0>(index), lookup256<4>(index));
+  }
+  template <int at>
+  [[gnu::always_inline]] I lookup256(I index) const {
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index),
+                                  _mm512_permutex2var_epi8(level[at], index, level[at + 1]),
+                                  _mm512_permutex2var_epi8(level[at + 2], index, level[at + 3]));
+  }
+
+  // Shares of the even and of the odd bytes, in 16-bit lanes.
+  [[gnu::always_inline]] I finish(I bytes, I even, I odd) const {
+    if (shared) {
+      const I low = _mm512_mulhrs_epi16(_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), even);
+      const I high = _mm512_mulhrs_epi16(_mm512_srai_epi16(bytes, 8), odd);
+      bytes = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, low, _mm512_slli_epi16(high, 8));
+    }
+    return _mm512_xor_si512(bytes, flip);
+  }
+
+  void keys(const std::byte* lines, const std::byte* region, int group, int head_dim, const TcqShares& shares,
+            const std::byte* next, std::byte* images) const {
+    I before[2] = {}, share[2] = {};
+    for (int i = 0; i < head_dim / kBlockDims; ++i, lines += 3 * kImage, images += kBlockImages * kImage) {
+      for (int l = 0; l < 3 && next; ++l) __builtin_prefetch(next + (i * 3 + l) * kImage, 0, 3);
+      for (int half = 0; i % 8 == 0 && half < 2; ++half) {
+        const std::byte* p =
+            region + tcq_block(head_dim, i / 8) + kTcqBefore + group * kGroupKeys + half * 16;
+        const I two = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const I seven = _mm512_set1_epi32(7);
+        before[half] =
+            _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(two, seven), 16),
+                            _mm512_slli_epi32(_mm512_and_si512(_mm512_srli_epi32(two, 3), seven), 24));
+        const I words = _mm512_cvtepu16_epi32(
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&shares.share[i / 8][half * 16])));
+        share[half] = _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
+      }
+      const Lines block(lines);
+      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+        const I now = block.template symbols<z>(), old = before[z % 2];
+        before[z % 2] = now;
+        const I bytes = levels<Trellis::AlongKeys>(now, old);
+        Vec::istore(images + z * kImage, finish(bytes, share[z % 2], share[z % 2]));
+      });
+    }
+  }
+
+  // Two blocks of 16 dimensions and 32 tokens. `start`: their two symbols before, or null when a block of the
+  // same 128 stands before, in `before_lines`.
+  void values(const std::byte* before_lines, const std::byte* start, const std::byte* lines,
+              const int16_t* shares, std::byte* images) const {
+    I before[kBlockImages], even[kBlockImages], odd[kBlockImages];
+    static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+      if (start) {
+        const int two = load_word(reinterpret_cast<const uint8_t*>(start) + 4 * z);
+        before[z] = _mm512_mask_blend_epi32(0x8000, _mm512_set1_epi32(two & 0x07070707),
+                                            _mm512_set1_epi32(two >> 3 & 0x07070707));
+      } else {
+        before[z] = Lines(before_lines).template symbols<z>();
+      }
+      const uint32_t s[4] = {uint16_t(shares[4 * z]), uint16_t(shares[4 * z + 1]),
+                             uint16_t(shares[4 * z + 2]), uint16_t(shares[4 * z + 3])};
+      even[z] = _mm512_set1_epi32(int(s[0] | s[2] << 16));
+      odd[z] = _mm512_set1_epi32(int(s[1] | s[3] << 16));
+    });
+    for (int half = 0; half < 2; ++half, lines += 3 * kImage, images += kBlockImages * kImage) {
+      const Lines block(lines);
+      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+        const I now = block.template symbols<z>();
+        const I bytes = levels<Trellis::AlongLanes>(now, before[z]);
+        Vec::istore(images + z * kImage, finish(bytes, even[z], odd[z]));
+        before[z] = now;
+      });
+    }
+  }
+};
+
+void tcq_keys(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
+              std::byte* images, float* scales, const formats::TcqTable* given) {
+  const formats::TcqTable& table = tcq_table(given);
+  const TcqShares shares(region, head_dim, group * kGroupKeys, kGroupKeys);
+  for (int t = 0; t < kGroupKeys; ++t) scales[t] = shares.top[t] * table.step;
+  const size_t group_bytes = size_t(head_dim / kBlockDims) * 3 * kImage;
+  TcqVectors(table, head_dim, bias)
+      .keys(region + size_t(group) * group_bytes, region, group, head_dim, shares,
+            next ? next + (group ? 0 : group_bytes) : nullptr, images);
+}
+
+void tcq_values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+                const formats::TcqTable* given) {
+  constexpr int kLines = 3 * kImage, kSliceLines = 4 * kLines;
+  const TcqVectors vectors(tcq_table(given), head_dim, bias);
+  const TcqShares shares(region, head_dim, 0, kPage);
+  const std::byte* lines = region + size_t(d / kSlice) * kSliceLines;
+  for (int l = 0; l < 12; ++l) __builtin_prefetch(lines + kSliceLines + l * kImage, 0, 3);
+  const std::byte* start = d % 128 ? nullptr : region + tcq_block(head_dim, d / 128) + kTcqBefore;
+  for (int half = 0; half < 2; ++half)
+    vectors.values(start ? nullptr : lines - kSliceLines + kLines + half * 2 * kLines,
+                   start ? start + half * 32 : nullptr, lines + half * 2 * kLines,
+                   &shares.share[d / 128][half * 32], images + half * 2 * kBlockImages * kImage);
+}
+
+void tcq_value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table) {
+  image_source(DType::tbq3_tcq)->value_scales(region, head_dim, scales, table);
+}
+
 template <DType type>
 struct TrellisVectorSource {
   static constexpr DType kType = type;
@@ -156,7 +284,15 @@ struct TrellisVectorSource {
   static const ImageSource& get() { return kSource; }
 };
 
-void encode_image_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
+template <>
+struct TrellisVectorSource<DType::tbq3_tcq> {
+  static constexpr DType kType = DType::tbq3_tcq;
+  static constexpr ImageSource kSource{kType, 1, nullptr, tcq_keys, tcq_value_scales, tcq_values};
+  static const ImageSource& get() { return kSource; }
+};
+
+void encode_image_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region,
+                       const formats::TcqTable* tcq) {
   switch (type) {
     case DType::tbq2_ht:
       return encode_trellis_page<2>(side, head_dim, exact, region);
@@ -164,8 +300,10 @@ void encode_image_page(DType type, KvSide side, int head_dim, const std::byte* e
       return encode_trellis_page<3>(side, head_dim, exact, region);
     case DType::tbq4_ht:
       return encode_trellis_page<4>(side, head_dim, exact, region);
+    case DType::tbq3_tcq:
+      return encode_tcq_page(side, head_dim, exact, region, tcq_table(tcq));
     default:
-      return encode_page_scalar(type, side, head_dim, exact, region);
+      return encode_page_scalar(type, side, head_dim, exact, region, tcq);
   }
 }
 

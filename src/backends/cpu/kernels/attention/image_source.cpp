@@ -55,7 +55,7 @@ struct TrellisSource {
   static constexpr int kLines = b * kImageBytes;
 
   static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
-                   std::byte* images, float* scales) {
+                   std::byte* images, float* scales, const formats::TcqTable*) {
     const int n_blocks = head_dim / 16;
     const std::byte* lines = region + size_t(group) * size_t(n_blocks) * kLines;
     const uint8_t* table = trellis_bytes(b, bias != 0).level;
@@ -89,11 +89,12 @@ struct TrellisSource {
     }
   }
 
-  static void value_scales(const std::byte* region, int head_dim, float* scales) {
+  static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
     half_scales(region + head_wide_scales(b, head_dim), kTokens, scales);
   }
 
-  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images) {
+  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+                     const formats::TcqTable*) {
     const uint8_t* table = trellis_bytes(b, bias != 0).level;
     const int before = (d + head_dim - 32) % head_dim / 32 * 4 + 1;  // the block of the 16 dimensions before
     for (int half = 0; half < 2; ++half) {
@@ -117,6 +118,75 @@ struct TrellisSource {
         if (out) out[t / 4 * kImageBytes + d * 4 + t % 4] = level(table, s);
       }
       states[t] = uint16_t(s);
+    }
+  }
+};
+
+// tbq3_tcq: its symbols lie as those of tbq3_ht, but each block of 128 starts from two symbols of its own.
+struct TcqSource {
+  using Images = uint8_t[8][kImageBytes];
+  static constexpr int kLines = 3 * kImageBytes;
+
+  static int before(const std::byte* region, int head_dim, int block, int token) {
+    return std::to_integer<int>(region[tcq_block(head_dim, block) + kTcqBefore + size_t(token)]);
+  }
+  // The state of trellis.h that two symbols leave.
+  static uint16_t start(int before) { return uint16_t((before & 7) << 3 | (before >> 3 & 7)); }
+
+  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
+                   std::byte* images, float* scales, const formats::TcqTable* given) {
+    const formats::TcqTable& table = tcq_table(given);
+    const TcqShares shares(region, head_dim, group * 32, 32);
+    for (int t = 0; t < 32; ++t) scales[t] = shares.top[t] * table.step;
+    const int n_blocks = head_dim / 16;
+    const std::byte* lines = region + size_t(group) * size_t(n_blocks) * kLines;
+    uint16_t state[32];
+    for (int i = 0; i < n_blocks; ++i) {
+      for (int t = 0; i % 8 == 0 && t < 32; ++t)
+        state[t] = start(before(region, head_dim, i / 8, group * 32 + t));
+      Images symbols;
+      spread_symbols<3>(lines + i * kLines, symbols);
+      for (int z = 0; z < 8; ++z)
+        for (int j = 0; j < kImageBytes; ++j) {
+          const int t = z % 2 * 16 + j / 4;
+          state[t] = uint16_t((state[t] << 3 | symbols[z][j]) & 511);
+          images[i * kBlockBytes + z * kImageBytes + j] =
+              std::byte(tcq_byte(table.rounded[state[t]], shares.share[i / 8][t]) + bias);
+        }
+    }
+  }
+
+  static void value_scales(const std::byte* region, int head_dim, float* scales,
+                           const formats::TcqTable* given) {
+    const TcqShares shares(region, head_dim, 0, kTokens);
+    for (int t = 0; t < kTokens; ++t) scales[t] = shares.top[t] * tcq_table(given).step;
+  }
+
+  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+                     const formats::TcqTable* given) {
+    const formats::TcqTable& table = tcq_table(given);
+    const TcqShares shares(region, head_dim, 0, kTokens);
+    for (int half = 0; half < 2; ++half) {
+      uint16_t state[32];
+      if (d % 128 == 0) {
+        for (int t = 0; t < 32; ++t) state[t] = start(before(region, head_dim, d / 128, half * 32 + t));
+      } else {  // the block of the 16 dimensions before
+        Images symbols;
+        spread_symbols<3>(region + size_t(d / 32 * 4 - 3 + half * 2) * kLines, symbols);
+        for (int t = 0; t < 32; ++t)
+          state[t] = uint16_t(symbols[t / 4][14 * 4 + t % 4] << 3 | symbols[t / 4][15 * 4 + t % 4]);
+      }
+      for (int block = half * 2; block < half * 2 + 2; ++block) {
+        Images symbols;
+        spread_symbols<3>(region + size_t(d / 32 * 4 + block) * kLines, symbols);
+        for (int t = 0; t < 32; ++t)
+          for (int i = 0; i < 16; ++i) {
+            const int at = i * 4 + t % 4;
+            state[t] = uint16_t((state[t] << 3 | symbols[t / 4][at]) & 511);
+            images[block * kBlockBytes + t / 4 * kImageBytes + at] =
+                std::byte(tcq_byte(table.rounded[state[t]], shares.share[d / 128][half * 32 + t]) + bias);
+          }
+      }
     }
   }
 };
@@ -210,7 +280,7 @@ struct BlockSource {
   }
 
   static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
-                   std::byte* images, float* scales) {
+                   std::byte* images, float* scales, const formats::TcqTable*) {
     const int dims = head_dim / Block::kValues * kDims;
     for (int t = 0; t < 32; ++t) {
       const Row row(region, head_dim, group * 32 + t);
@@ -226,11 +296,12 @@ struct BlockSource {
     }
   }
 
-  static void value_scales(const std::byte* region, int head_dim, float* scales) {
+  static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
     for (int t = 0; t < kTokens; ++t) scales[t] = Row(region, head_dim, t).scale();
   }
 
-  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images) {
+  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+                     const formats::TcqTable*) {
     for (int t = 0; t < kTokens; t += 4) {
       uint8_t table[16], four[4][32];
       for (int j = 0; j < 4; ++j) {
@@ -270,10 +341,27 @@ constexpr ImageSource kSources[] = {
     block_source<formats::BlockTbq3_0>(DType::tbq3_0),
     block_source<formats::BlockTbq4_0>(DType::tbq4_0),
     block_source<formats::BlockQ4Polar>(DType::q4_polar),
+    {DType::tbq3_tcq, 1, nullptr, TcqSource::keys, TcqSource::value_scales, TcqSource::values},
     {DType::qjl1_256, 2, sketch, BlockSource<formats::BlockQjl1_256>::keys, nullptr, nullptr},
 };
 
 }  // namespace
+
+TcqShares::TcqShares(const std::byte* region, int head_dim, int first, int n) {
+  const int n_blocks = head_dim / 128;
+  float scales[4][64];
+  for (int b = 0; b < n_blocks; ++b)
+    half_scales(region + tcq_block(head_dim, b) + size_t(first) * 2, n, scales[b]);
+  for (int t = 0; t < n; ++t) {
+    top[t] = scales[0][t];
+    for (int b = 1; b < n_blocks; ++b) top[t] = scales[b][t] > top[t] ? scales[b][t] : top[t];
+  }
+  for (int b = 0; b < n_blocks; ++b)
+    for (int t = 0; t < n; ++t) {
+      const float of_top = top[t] > 0 ? scales[b][t] / top[t] : 1.0f;
+      share[b][t] = int16_t(formats::nearest_int_in(of_top * 32768.0f, 0, 32767));
+    }
+}
 
 const ImageSource* image_source(DType type) {
   for (const ImageSource& source : kSources)

@@ -6,6 +6,9 @@
 //     scale = max_b d_b * L / 127, L the largest |l|; byte = nearest((127 l / L) * (d_b / max_b d_b))
 //     so a value is off by at most scale / 2, 1 / 254 of the row's largest possible value (and a few units of
 //     f32's last place)
+//   tbq3_tcq, blocks of a scale d_b and levels of a table (formats/tcq_table.h): scale = max_b d_b * step,
+//     share_b = min(32767, nearest(32768 d_b / max_b d_b)), byte = floor((rounded level * share_b + 16384) /
+//     32768): the rounded level itself in a head of 128, else off by 1/2 + 127 / 65536 at most
 // The bytes are the same on every ISA: the code of this file is compiled once, and what an ISA replaces moves
 // whole numbers only.
 #pragma once
@@ -14,11 +17,12 @@
 
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
+#include "formats/tcq_table.h"
 
 namespace kvasir::cpu {
 
 // Levels are stored plus `bias` (mod 256), as Vec::dot8 wants them. `next` is what is read afterwards, for
-// prefetching, or null.
+// prefetching, or null. `table`: of tbq3_tcq, null for Kvasir's own; other types take no notice.
 struct ImageSource {
   DType type;
   int widen;  // image dimensions a value of a key: 2 for qjl1_256
@@ -26,11 +30,12 @@ struct ImageSource {
   void (*query)(const float* q, int head_dim, float* out);
   // Keys 32 * group .. of a region: images [head_dim * widen / 16][8][64] and scales[32].
   void (*keys)(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
-               std::byte* images, float* scales);
+               std::byte* images, float* scales, const formats::TcqTable* table);
   // Scales of the 64 values of a region.
-  void (*value_scales)(const std::byte* region, int head_dim, float* scales);
+  void (*value_scales)(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table);
   // Dimensions d .. d + 31 of a page of values: images [4][8][64].
-  void (*values)(const std::byte* region, int head_dim, int d, int bias, std::byte* images);
+  void (*values)(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+                 const formats::TcqTable* table);
 };
 
 // nullptr for types that are not expanded. Keys of qjl1_256 only: its value functions are null.
@@ -41,5 +46,17 @@ struct TrellisBytes {
   alignas(64) uint8_t level[512];
 };
 const TrellisBytes& trellis_bytes(int bits, bool biased);
+
+inline const formats::TcqTable& tcq_table(const formats::TcqTable* table) {
+  return table ? *table : formats::own_tcq_table();
+}
+// Tokens first .. first + n - 1 of a region of tbq3_tcq: the largest scale of each row, and the share of each
+// block.
+struct TcqShares {
+  alignas(64) float top[64];
+  alignas(64) int16_t share[4][64];  // by block and token - first
+  TcqShares(const std::byte* region, int head_dim, int first, int n);
+};
+inline int8_t tcq_byte(int level, int share) { return int8_t((level * share + 16384) >> 15); }
 
 }  // namespace kvasir::cpu

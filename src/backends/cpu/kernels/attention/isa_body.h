@@ -48,7 +48,8 @@ void store_f16_row(const float* x, int n, uint16_t* out) {
 }
 
 template <typename Vec, const ImageKernels& image>
-void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
+void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region,
+                 const formats::TcqTable* tcq) {
   switch (type) {
     case DType::tbq2_h:
       return HeadWideEncoder<Vec, 2>::encode(side, head_dim, exact, region);
@@ -63,7 +64,7 @@ void encode_page(DType type, KvSide side, int head_dim, const std::byte* exact, 
     case DType::q4_0:
       return BlockEncoder<Vec, Q4Codes>::encode(side, head_dim, exact, region);
     default:
-      return image.encode_page(type, side, head_dim, exact, region);
+      return image.encode_page(type, side, head_dim, exact, region, tcq);
   }
 }
 

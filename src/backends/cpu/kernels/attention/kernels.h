@@ -40,6 +40,7 @@ struct ScoreTask {
   const std::byte* values[4];
   float* scores;
   std::byte* scratch;  // kProducerScratch bytes
+  const formats::TcqTable* tcq = nullptr;  // of tbq3_tcq; null: Kvasir's own
 };
 
 // Visible values of one page: region of the page, keys [first, first + n) of it, at column `column` of the
@@ -65,6 +66,7 @@ struct MixTask {
   const std::byte* next_keys;  // key region that is read after this chunk, or null
   float* out;                  // [kBlockRows][head_dim]
   std::byte* scratch;          // kProducerScratch bytes
+  const formats::TcqTable* tcq = nullptr;  // as in ScoreTask
 };
 
 inline constexpr size_t kProducerScratch = 256 * 1024;
@@ -133,7 +135,8 @@ inline int plain_rows(int group_heads, int n_keys) {
 struct ImageKernels {
   const KeyProducer* (*keys)(DType type);  // nullptr when there is none
   const ValueProducer* (*values)(DType type);
-  void (*encode_page)(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region);
+  void (*encode_page)(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region,
+                      const formats::TcqTable* tcq);
 };
 
 struct AttentionKernels {
@@ -148,7 +151,8 @@ struct AttentionKernels {
   void (*rotate)(formats::Role side, const float* x, float* out, int64_t n);
   void (*unrotate)(formats::Role side, const float* r, float* out, int64_t n);
   // The bytes of encode_page_scalar (page_codec.h).
-  void (*encode_page)(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region);
+  void (*encode_page)(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region,
+                      const formats::TcqTable* tcq);
 };
 
 // Into the basis of a type, or back from it; nullptr when that is the model's own.

@@ -91,17 +91,30 @@ void put_bits(std::byte* p, int bits, int at, int value) {
 
 int get_bits(std::byte b, int bits, int at) { return (int(b) >> at) & ((1 << bits) - 1); }
 
+void put_code(int bits, KvSide side, int head_dim, int token, int d, int code, std::byte* region) {
+  const CodePlace place = code_place(bits, side, head_dim, token, d);
+  const CodeField field = code_field(bits, place.image);
+  std::byte* at = region + place.block + place.byte;
+  put_bits(at + field.line * 64, field.bits, field.at, code);
+  if (field.high_line >= 0) put_bits(at + field.high_line * 64, 1, field.high_at, code >> field.bits);
+}
+
+int get_code(int bits, KvSide side, int head_dim, int token, int d, const std::byte* region) {
+  const CodePlace place = code_place(bits, side, head_dim, token, d);
+  const CodeField field = code_field(bits, place.image);
+  const std::byte* at = region + place.block + place.byte;
+  int code = get_bits(at[field.line * 64], field.bits, field.at);
+  if (field.high_line >= 0) code |= get_bits(at[field.high_line * 64], 1, field.high_at) << field.bits;
+  return code;
+}
+
 void pack_head_wide(int bits, KvSide side, int head_dim, const std::byte* wire, int token,
                     std::byte* region) {
   for (int d = 0; d < head_dim; ++d) {
     uint32_t word = 0;  // 8 codes are `bits` bytes
     std::memcpy(&word, wire + size_t(d / 8) * size_t(bits), size_t(bits));
     const int code = int(word >> (d % 8 * bits)) & ((1 << bits) - 1);
-    const CodePlace place = code_place(bits, side, head_dim, token, d);
-    const CodeField field = code_field(bits, place.image);
-    std::byte* at = region + place.block + place.byte;
-    put_bits(at + field.line * 64, field.bits, field.at, code);
-    if (field.high_line >= 0) put_bits(at + field.high_line * 64, 1, field.high_at, code >> field.bits);
+    put_code(bits, side, head_dim, token, d, code, region);
   }
   std::memcpy(region + head_wide_scales(bits, head_dim) + size_t(token) * 2,
               wire + size_t(head_dim / 8 * bits), 2);
@@ -111,18 +124,49 @@ void unpack_head_wide(int bits, KvSide side, int head_dim, const std::byte* regi
                       std::byte* wire) {
   for (int first = 0; first < head_dim; first += 8) {
     uint32_t word = 0;
-    for (int j = 0; j < 8; ++j) {
-      const CodePlace place = code_place(bits, side, head_dim, token, first + j);
-      const CodeField field = code_field(bits, place.image);
-      const std::byte* at = region + place.block + place.byte;
-      int code = get_bits(at[field.line * 64], field.bits, field.at);
-      if (field.high_line >= 0) code |= get_bits(at[field.high_line * 64], 1, field.high_at) << field.bits;
-      word |= uint32_t(code) << (j * bits);
-    }
+    for (int j = 0; j < 8; ++j)
+      word |= uint32_t(get_code(bits, side, head_dim, token, first + j, region)) << (j * bits);
     std::memcpy(wire + size_t(first / 8) * size_t(bits), &word, size_t(bits));
   }
   std::memcpy(wire + size_t(head_dim / 8 * bits),
               region + head_wide_scales(bits, head_dim) + size_t(token) * 2, 2);
+}
+
+// A block is a scale, a stream (six bits, then a symbol a value, then two bits) and a byte.
+constexpr size_t kTcqBytes = 52, kTcqStream = 49;
+
+void pack_tcq(KvSide side, int head_dim, const std::byte* wire, int token, std::byte* region) {
+  for (int b = 0; b < head_dim / 128; ++b, wire += kTcqBytes) {
+    std::byte* own = region + tcq_block(head_dim, b);
+    std::memcpy(own + size_t(token) * 2, wire, 2);
+    const std::byte* stream = wire + 2;
+    own[kTcqBefore + size_t(token)] =
+        (stream[0] & std::byte(63)) | (stream[kTcqStream - 1] & std::byte(0xc0));
+    own[kTcqLast + size_t(token)] = wire[kTcqBytes - 1];
+    for (int t = 0; t < 128; ++t) {
+      const int at = 6 + 3 * t;
+      uint16_t window = std::to_integer<uint16_t>(stream[at / 8]);
+      if (at % 8 > 5) window |= uint16_t(std::to_integer<int>(stream[at / 8 + 1]) << 8);
+      put_code(3, side, head_dim, token, b * 128 + t, window >> (at % 8) & 7, region);
+    }
+  }
+}
+
+void unpack_tcq(KvSide side, int head_dim, const std::byte* region, int token, std::byte* wire) {
+  for (int b = 0; b < head_dim / 128; ++b, wire += kTcqBytes) {
+    const std::byte* own = region + tcq_block(head_dim, b);
+    std::memcpy(wire, own + size_t(token) * 2, 2);
+    std::byte* stream = wire + 2;
+    std::memset(stream, 0, kTcqStream);
+    stream[0] = own[kTcqBefore + size_t(token)] & std::byte(63);
+    stream[kTcqStream - 1] = own[kTcqBefore + size_t(token)] & std::byte(0xc0);
+    wire[kTcqBytes - 1] = own[kTcqLast + size_t(token)];
+    for (int t = 0; t < 128; ++t) {
+      const int at = 6 + 3 * t, bits = get_code(3, side, head_dim, token, b * 128 + t, region) << (at % 8);
+      stream[at / 8] |= std::byte(bits & 255);
+      if (at % 8 > 5) stream[at / 8 + 1] |= std::byte(bits >> 8);
+    }
+  }
 }
 
 // Codes and symbols lie alike.
@@ -150,17 +194,19 @@ KvPage::KvPage(DType k, DType v, int head_dim)
 
 bool kv_page_knows(DType type) {
   return plain_bytes(type) != 0 || block_form(type).codes != 0 || plane_bits(type) != 0 ||
-         rows_in_order(type);
+         type == DType::tbq3_tcq || rows_in_order(type);
 }
 
 void pack_row(DType type, KvSide side, int head_dim, const std::byte* wire, int token, std::byte* region) {
   if (const int bits = plane_bits(type)) return pack_head_wide(bits, side, head_dim, wire, token, region);
+  if (type == DType::tbq3_tcq) return pack_tcq(side, head_dim, wire, token, region);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(region + at, wire + from, bytes); });
 }
 
 void unpack_row(DType type, KvSide side, int head_dim, const std::byte* region, int token, std::byte* wire) {
   if (const int bits = plane_bits(type)) return unpack_head_wide(bits, side, head_dim, region, token, wire);
+  if (type == DType::tbq3_tcq) return unpack_tcq(side, head_dim, region, token, wire);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(wire + from, region + at, bytes); });
 }

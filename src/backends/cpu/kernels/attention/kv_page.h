@@ -27,6 +27,10 @@
 //                 lines 0 and 1, their high bits in bits 6 and 7 of line 2
 //     2 bits      4l .. 4l + 3 (bits 0-1, 2-3, 4-5, 6-7)
 //   trellis types (tbq2_ht tbq3_ht tbq4_ht): as head-wide types, a symbol where those have a code
+//   tbq3_tcq: symbols as those of tbq3_ht, then for each block of 128 dimensions 256 bytes:
+//     scales      f16 [64]                               (t)
+//     before      u8 [64]: bits 0-5 of a row's stream, the two symbols before the first; above them its last
+//     two bits last        u8 [64]: a row's last byte
 //   tbq3_0 tbq4_0 q4_polar qjl1_256: 64 wire rows one after the other
 //   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
 //   quarter of the 3-bit codes take two shifts and a select, which separate planes would need for all.
@@ -79,6 +83,11 @@ constexpr CodeField code_field(int code_bits, int image) {
 constexpr size_t head_wide_scales(int code_bits, int head_dim) {  // offset of the scales in a region
   return size_t(graph::kPageTokens) * size_t(head_dim) / 8 * size_t(code_bits);
 }
+
+// Of tbq3_tcq: offset in a region of the 256 bytes of block b, and where in them its bytes `before` and
+// `last` are.
+constexpr size_t tcq_block(int head_dim, int b) { return head_wide_scales(3, head_dim) + size_t(b) * 256; }
+inline constexpr size_t kTcqBefore = 128, kTcqLast = 192;
 
 // True when this file lays out that type.
 bool kv_page_knows(DType type);

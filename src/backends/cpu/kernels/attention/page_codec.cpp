@@ -17,13 +17,14 @@ void load_exact_row(KvSide side, int head_dim, const std::byte* exact, int token
   formats::require(DType::f16).decode(wire, row, head_dim);
 }
 
-void encode_page_scalar(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
+void encode_page_scalar(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region,
+                        const formats::TcqTable* tcq) {
   const formats::Format& format = formats::require(type);
   float row[kMaxHeadDim];
   std::byte wire[kMaxHeadDim * sizeof(float)];
   for (int token = 0; token < graph::kPageTokens; ++token) {
     load_exact_row(side, head_dim, exact, token, row);
-    format.encode(row, wire, head_dim);
+    format.encode_row(tcq, row, wire, head_dim);
     pack_row(type, side, head_dim, wire, token, region);
   }
 }

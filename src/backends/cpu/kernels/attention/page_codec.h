@@ -5,12 +5,14 @@
 #include <cstddef>
 
 #include "backends/cpu/kernels/attention/kv_page.h"
+#include "formats/tcq_table.h"
 
 namespace kvasir::cpu {
 
 // One head's 64 keys or values through the scalar codec: the bytes every vector path must give.
 // Precondition: every value is finite.
-void encode_page_scalar(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region);
+void encode_page_scalar(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region,
+                        const formats::TcqTable* tcq);
 
 // One row into or out of the exact region of a head, as f32.
 void store_exact_row(KvSide side, int head_dim, const float* row, int token, std::byte* exact);

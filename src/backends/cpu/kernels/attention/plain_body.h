@@ -70,7 +70,7 @@ struct Plain {
     }
     const std::byte* page = args.pages + size_t(args.page_table[p]) * args.page_bytes;
     read_page_rows(item.k_type, item.v_type, side, args.head_dim, item.kv_head, page, first, end,
-                   scratch.tile);
+                   args.tcq, scratch.tile);
     return true;
   }
 

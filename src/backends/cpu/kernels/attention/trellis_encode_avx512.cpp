@@ -41,16 +41,30 @@ struct Row {
     for (int i = 0; i < d; i += 16) Vec::store(x + i, Vec::load(reinterpret_cast<const F16*>(bits + i)));
   }
 
+  // Targets of 128 values in steps of a table's largest level / 127.
+  void aim_at(float step) {
+    const float squares = sum_squares(128);
+    zero = squares == 0;
+    target_by(128, zero ? 0.0f : 1.0f / step / __builtin_sqrtf(squares));
+  }
+
   void aim(int d) {
+    const float mean = sum_squares(d) * (1.0f / float(d));
+    zero = mean == 0;
+    target_by(d, zero ? 0.0f : formats::kTrellisUnit / __builtin_sqrtf(mean));
+  }
+
+  float sum_squares(int d) const {
     __m512 a = Vec::zero(), c = Vec::zero();
     for (int i = 0; i < d; i += 32) {
       const __m512 low = Vec::load(x + i), high = Vec::load(x + i + 16);
       a = Vec::add(a, Vec::mul(low, low));
       c = Vec::add(c, Vec::mul(high, high));
     }
-    const float mean = fold(a, c) * (1.0f / float(d));
-    zero = mean == 0;
-    const float to_unit = zero ? 0.0f : formats::kTrellisUnit / __builtin_sqrtf(mean);
+    return fold(a, c);
+  }
+
+  void target_by(int d, float to_unit) {
     for (int i = 0; i < d; i += 16) {
       const __m512 v = Vec::mul(Vec::load(x + i), Vec::set1(to_unit));
       const __m512 held = _mm512_min_ps(_mm512_max_ps(v, Vec::set1(-127.0f)), Vec::set1(127.0f));
@@ -89,6 +103,7 @@ struct Search {
     alignas(64) uint16_t group[kStates];  // of a state, within its part
     float wide[kStates];
   };
+  static constexpr uint16_t group_of(int s) { return uint16_t((s >> b) % 32); }
   static constexpr Constants kConstants = [] {
     Constants c{};
     for (int s = 0; s < kStates; ++s) {
@@ -98,7 +113,7 @@ struct Search {
         c.level[s] = formats::kTrellisTable3.level[s];
       else
         c.level[s] = formats::kTrellisTable4.level[s];
-      c.group[s] = uint16_t((s >> b) % 32);
+      c.group[s] = group_of(s);
       c.wide[s] = float(c.level[s]);
     }
     return c;
@@ -109,11 +124,12 @@ struct Search {
   alignas(64) uint16_t squares[kTargets * kStates];
   alignas(64) uint32_t kept[2][kMaxHeadDim * kWords];
   I cost[kVectors];
+  const Constants& constants;
 
-  Search() {
+  explicit Search(const Constants& of) : constants(of) {
     for (int x = 0; x < kTargets; ++x)
       for (int s = 0; s < kStates; s += 32) {
-        const I off = _mm512_sub_epi16(_mm512_set1_epi16(short(x - 127)), Vec::iload(kConstants.level + s));
+        const I off = _mm512_sub_epi16(_mm512_set1_epi16(short(x - 127)), Vec::iload(constants.level + s));
         Vec::istore(squares + x * kStates + s, _mm512_mullo_epi16(off, off));
       }
   }
@@ -179,14 +195,39 @@ struct Search {
     return (31 - __builtin_clz(beat)) * kGroups + group;
   }
 
+  // Free ends (trellis.h): the path from any state to the cheapest, of two rows of 128; the states before
+  // them.
+  void open(Row* rows, int* before) {
+    int s[2];
+    for (int i = 0; i < 2; ++i) {
+      for (I& c : cost) c = Vec::izero();
+      walk(rows[i].target, 128, kept[i]);
+      s[i] = cheapest();
+    }
+    for (int t = 127; t >= 0; --t)
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        rows[i].symbols[t] = uint8_t(s[i] & (kBranches - 1));
+        rows[i].levels[t] = constants.wide[s[i]];
+        s[i] = back(s[i], kept[i] + t * kWords);
+      }
+    for (int i = 0; i < 2; ++i) before[i] = s[i];
+  }
+
+  // The lowest of the states of cost 0: ageing has just made the least cost 0.
+  int cheapest() const {
+    int s = 0;
+    for (int v = kVectors - 1; v >= 0; --v)
+      if (const uint32_t zero = _mm512_testn_epi16_mask(cost[v], cost[v])) s = v * 32 + __builtin_ctz(zero);
+    return s;
+  }
+
   // Costs of every path to the end of the row, and the state it starts and ends in.
   int seam(const int8_t* x, int d, uint32_t* keep) {
     for (I& c : cost) c = Vec::izero();
     walk(x + d - kBefore, kBefore, keep);
     walk(x, kAfter, keep);
-    int s = 0;  // ageing has just made the least cost 0
-    for (int v = kVectors - 1; v >= 0; --v)
-      if (const uint32_t zero = _mm512_testn_epi16_mask(cost[v], cost[v])) s = v * 32 + __builtin_ctz(zero);
+    int s = cheapest();
     for (int t = kAfter - 1; t >= 0; --t) s = back(s, keep + t * kWords);
     return s;
   }
@@ -208,7 +249,7 @@ struct Search {
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         rows[i].symbols[t] = uint8_t(s[i] & (kBranches - 1));
-        rows[i].levels[t] = kConstants.wide[s[i]];
+        rows[i].levels[t] = constants.wide[s[i]];
         s[i] = back(s[i], kept[i] + t * kWords);
       }
     // The first states hold symbols of the row's end, from wherever costs that saturate let the path begin.
@@ -216,7 +257,7 @@ struct Search {
       unsigned state = 0;
       for (int t = d - 4; t < d + 4; ++t) {
         state = (state << b | rows[i].symbols[t % d]) & (kStates - 1);
-        if (t >= d) rows[i].levels[t - d] = kConstants.wide[state];
+        if (t >= d) rows[i].levels[t - d] = constants.wide[state];
       }
     }
   }
@@ -233,11 +274,20 @@ void put_symbols(bool key, const uint8_t* symbols, int d, int t, std::byte* imag
   }
 }
 
+// Lines of half a page of images.
+template <int b>
+void gather_images(bool key, int half, int n_blocks, const std::byte* images, std::byte* region) {
+  for (int i = 0; i < n_blocks; ++i)
+    HeadWideEncoder<Vec, b>::gather_block(
+        images + i * kBlockImages * kImage,
+        region + size_t(key ? half * n_blocks + i : i / 2 * 4 + half * 2 + i % 2) * b * kImage);
+}
+
 }  // namespace
 
 template <int b>
 void encode_trellis_page(KvSide side, int head_dim, const std::byte* exact, std::byte* region) {
-  Search<b> search;
+  Search<b> search(Search<b>::kConstants);
   Row rows[2];
   const int n_blocks = head_dim / kBlockDims;
   const bool key = side == KvSide::kKey;
@@ -253,12 +303,46 @@ void encode_trellis_page(KvSide side, int head_dim, const std::byte* exact, std:
       __builtin_memcpy(region + head_wide_scales(b, head_dim) + (token + i) * 2, &scale, sizeof scale);
       put_symbols(key, rows[i].symbols, head_dim, (token + i) % 32, images);
     }
-    if (token % 32 != 30) continue;
-    const int half = token / 32;
-    for (int i = 0; i < n_blocks; ++i)
-      HeadWideEncoder<Vec, b>::gather_block(
-          images + i * kBlockImages * kImage,
-          region + size_t(key ? half * n_blocks + i : i / 2 * 4 + half * 2 + i % 2) * b * kImage);
+    if (token % 32 == 30) gather_images<b>(key, token / 32, n_blocks, images, region);
+  }
+}
+
+void encode_tcq_page(KvSide side, int head_dim, const std::byte* exact, std::byte* region,
+                     const formats::TcqTable& table) {
+  using Tcq = Search<3>;
+  Tcq::Constants constants;
+  for (int s = 0; s < Tcq::kStates; ++s) {
+    constants.level[s] = table.rounded[size_t(s)];
+    constants.group[s] = Tcq::group_of(s);
+    constants.wide[s] = table.level[size_t(formats::mirrored_state(s))];
+  }
+  Tcq search(constants);
+  Row rows[2], blocks[2];
+  const int n_blocks = head_dim / kBlockDims;
+  const bool key = side == KvSide::kKey;
+  alignas(64) std::byte images[kMaxHeadDim / kBlockDims * kBlockImages * kImage];
+  for (int token = 0; token < kPage; token += 2) {
+    for (int i = 0; i < 2; ++i)
+      rows[i].load(side, head_dim, reinterpret_cast<const uint16_t*>(exact), token + i);
+    for (int block = 0; block < head_dim / 128; ++block) {
+      int before[2];
+      for (int i = 0; i < 2; ++i) {
+        __builtin_memcpy(blocks[i].x, rows[i].x + block * 128, 128 * sizeof(float));
+        blocks[i].aim_at(table.step);
+      }
+      search.open(blocks, before);
+      std::byte* own = region + tcq_block(head_dim, block);
+      for (int i = 0; i < 2; ++i) {
+        const uint16_t scale = blocks[i].finish(128);
+        __builtin_memcpy(own + (token + i) * 2, &scale, sizeof scale);
+        own[kTcqBefore + size_t(token + i)] =
+            std::byte(scale == 0 ? 0 : formats::mirrored_state(before[i]) >> 3);
+        own[kTcqLast + size_t(token + i)] = std::byte(0);
+        __builtin_memcpy(rows[i].symbols + block * 128, blocks[i].symbols, 128);
+      }
+    }
+    for (int i = 0; i < 2; ++i) put_symbols(key, rows[i].symbols, head_dim, (token + i) % 32, images);
+    if (token % 32 == 30) gather_images<3>(key, token / 32, n_blocks, images, region);
   }
 }
 
