@@ -16,6 +16,7 @@
 #include "decide/evidence.h"
 #include "machine.h"
 #include "options.h"
+#include "verify/fixtures.h"
 #include "version.h"
 
 namespace kvasir::app {
@@ -232,9 +233,45 @@ int list_records(const Args& args) {
   return 0;
 }
 
+// Public fixtures, by the scalar codecs that every kernel is held to.
+int check_fixtures(const Args& args) {
+  if (args.given("backend") && args.text("backend") != "cpu")
+    fail(ErrorCode::kRefused,
+         "--fixtures: required: backend {}; supported: cpu, whose scalar codecs read public fixtures; "
+         "missing: "
+         "older bytes on {}",
+         args.text("backend"), args.text("backend"));
+  const auto table = tcq_table(args);
+  Json list = Json::array();
+  int failed = 0;
+  for (const std::string& path : args.texts("fixtures")) {
+    const verify::FixtureResult r = verify::check_fixture(path, table.get());
+    failed += r.passed != r.total;
+    if (args.on("json"))
+      list.push_back({{"file", path},
+                      {"kernel", r.kernel},
+                      {"passed", r.passed},
+                      {"total", r.total},
+                      {"tolerance", verify::kFixtureTolerance},
+                      {"max_diff", r.max_diff},
+                      {"max_relative", r.max_relative}});
+    else
+      print(fmt::format(
+          "{}: {} {}/{} outputs within {}; largest difference {:.3g}, {:.3g} of the largest output\n", path,
+          r.kernel, r.passed, r.total, verify::kFixtureTolerance, r.max_diff, r.max_relative));
+  }
+  if (args.on("json")) print(list.dump(2) + "\n");
+  flush_out();
+  if (failed == 0) return 0;
+  note("{} of {} fixture files differ", failed, args.texts("fixtures").size());
+  return int(ErrorCode::kFailed);
+}
+
 int verify(const Args& args) {
-  const int modes = args.on("list") + args.on("forget") + args.given("check");
-  if (modes > 1) fail(ErrorCode::kUsage, "--list, --forget and --check exclude each other");
+  const int modes = args.on("list") + args.on("forget") + args.given("check") + args.given("fixtures");
+  if (modes > 1) fail(ErrorCode::kUsage, "--list, --forget, --check and --fixtures exclude each other");
+  if (args.given("fixtures")) return check_fixtures(args);
+  if (args.given("tcq-table")) fail(ErrorCode::kUsage, "--tcq-table goes with --fixtures");
   if (args.given("check")) return check_record(args.text("check"));
   if (args.on("list")) return list_records(args);
   if (args.on("forget")) {
@@ -297,6 +334,12 @@ Command verify_command() {
        .min = 1,
        .max = 1024,
        .hint = "leave it out to use every core"},
+      {.names = "--fixtures",
+       .argument = "FILE,...",
+       .kind = Kind::kTexts,
+       .group = "Public fixtures",
+       .help = "read these JSON fixtures instead, and print how many of their outputs agree"},
+      tcq_table_flag("Public fixtures"),
       {.names = "--list", .group = "Records", .help = "the records kept, and whether each is valid here"},
       {.names = "--check",
        .argument = "RECORD",
