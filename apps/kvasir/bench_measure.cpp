@@ -203,6 +203,27 @@ BenchSetup resolve(const engine::Model& model, BenchSetup setup, const BenchPlan
   return setup;
 }
 
+// Keeps the row beside its prediction for the pages of `kvasir decide`.
+void keep_speed(const decide::ModelGeometry& geometry, const BenchRow& row) {
+  if (row.predicted_ts <= 0) return;
+  decide::SpeedTable table;
+  if (auto stored = stored_speed(geometry.fingerprint)) table = *stored;
+  table.fingerprint = geometry.fingerprint;
+  table.model = row.model_type;
+  std::string backend = row.backend;
+  std::ranges::transform(backend, backend.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  const engine::KvTypes& kv = row.setup.kv;
+  add_row(table, {backend,
+                  row.gpu.empty() ? row.cpu : row.gpu,
+                  {kv.k, kv.v, kv.k_sliding, kv.v_sliding},
+                  row.test.n_depth + (row.test.n_gen + 1) / 2,
+                  row.predicted_ts,
+                  row.median_ts(),
+                  row.contended(),
+                  row.test_time});
+  store_speed(table);
+}
+
 void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup& asked,
                    const BenchPlan& plan, const cpu::Roofline& roofline,
                    const std::function<void(const BenchRow&)>& done) {
@@ -230,6 +251,7 @@ void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup
     }
     row.foreign = others.share();
     row.load = load_average();
+    keep_speed(geometry, row);
     done(row);
   }
 }

@@ -1,7 +1,12 @@
 // kvasir decide: which kernels and cache types a model gets on each backend, and why.
+#include <algorithm>
+#include <filesystem>
+
 #include "base/error.h"
 #include "command.h"
 #include "decide/explain.h"
+#include "decide/html.h"
+#include "decide/matrix.h"
 #include "decision_inputs.h"
 #include "options.h"
 #include "store.h"
@@ -69,8 +74,33 @@ int exit_code(const decide::Report& report, const std::string& backend) {
   return int(ErrorCode::kNoMemory);
 }
 
+int print_matrix(const std::string& folder) {
+  std::error_code error;
+  std::vector<std::string> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error))
+    if (entry.path().extension() == ".json") paths.push_back(entry.path().string());
+  if (error) fail(ErrorCode::kBadFile, "--matrix {}: {}", folder, error.message());
+  if (paths.empty())
+    fail(ErrorCode::kBadFile, "--matrix {}: no .json files there; tools/record-evidence makes them", folder);
+  std::ranges::sort(paths);
+  decide::MatrixInputs inputs;
+  for (const std::string& path : paths) decide::add_evidence(inputs, read_file(path), path);
+  print(decide::matrix_markdown(inputs));
+  flush_out();
+  return 0;
+}
+
+void write_page(const decide::Report& report, const std::string& path) {
+  const auto quality = stored_quality(report.geometry.fingerprint);
+  const auto speed = stored_speed(report.geometry.fingerprint);
+  write_file(path, decide::report_html(report, quality ? &*quality : nullptr, speed ? &*speed : nullptr));
+  note("page: {}", path);
+}
+
 int decide(const Args& args) {
+  if (args.given("matrix")) return print_matrix(args.text("matrix"));
   const decide::Report report = make_report(args);
+  if (args.given("html")) write_page(report, args.text("html"));
   print(args.on("json") ? decide::report_json(report).dump(2) + "\n" : decide::report_text(report));
   flush_out();
   return exit_code(report, args.given("backend") ? args.text("backend") : "");
@@ -180,17 +210,29 @@ Command decide_command() {
       "on this model. What is not proved or not measured is not chosen, and the row says which command "
       "would. "
       "Exit 6 when nothing fits.";
-  command.flags = join({question_flags(),
-                        limit_flags(),
-                        choice_flags(),
-                        {{.names = "-fa, --flash-attn",
-                          .argument = "WHEN",
-                          .kind = Kind::kOnOff,
-                          .fallback = "auto",
-                          .group = "Choice of cache types",
-                          .help = "fused attention: on, off or auto (also 1, 0)"},
-                         json_flag(),
-                         help_flag()}});
+  command.flags = join(
+      {question_flags(),
+       limit_flags(),
+       choice_flags(),
+       {{.names = "--html",
+         .argument = "FILE",
+         .kind = Kind::kFile,
+         .group = "Output",
+         .help = "also write one page that needs nothing else: the matrix and plots"},
+        {.names = "--matrix",
+         .argument = "DIR",
+         .kind = Kind::kFile,
+         .group = "Output",
+         .help = "instead: one table, as Markdown, from the records, costs and qualities in a folder, of "
+                 "as many machines as sent theirs"},
+        {.names = "-fa, --flash-attn",
+         .argument = "WHEN",
+         .kind = Kind::kOnOff,
+         .fallback = "auto",
+         .group = "Choice of cache types",
+         .help = "fused attention: on, off or auto (also 1, 0)"},
+        json_flag(),
+        help_flag()}});
   command.examples = {
       {"kvasir decide", "Gemma 4 E2B on every backend"},
       {"kvasir decide -m gemma.gguf --ctx 131072 --memory 6GiB", "a file, a context, a budget"},

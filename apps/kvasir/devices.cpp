@@ -48,11 +48,11 @@ std::vector<Entry> entries() {
 }
 
 // Takes the figures, keeps them for `kvasir decide`, and returns them.
-decide::MachineTable measure(const std::string& backend, int threads) {
+decide::MachineTable measure(const std::string& backend, int threads, int rounds) {
   decide::MachineTable table;
   {
     Progress bar("measuring " + backend);
-    table = measure_machine(backend, threads, [&](double fraction) { bar.update(fraction); });
+    table = measure_machine(backend, threads, rounds, [&](double fraction) { bar.update(fraction); });
   }
   if (const std::string path = store_machine(table); !path.empty())
     note("{}: figures kept in {}", backend, path);
@@ -125,7 +125,8 @@ int devices(const Args& args) {
   const int threads = thread_count(args);
   Json list = Json::array();
   for (Entry& entry : entries()) {
-    if (args.on("measure") && entry.status == "ready") entry.measured = measure(entry.backend, threads);
+    if (args.on("measure") && entry.status == "ready")
+      entry.measured = measure(entry.backend, threads, args.integer("rounds"));
     if (args.on("json"))
       list.push_back(entry_json(entry, threads));
     else
@@ -152,7 +153,15 @@ Command devices_command() {
       "and `kvasir bench` says how far off the prediction was.";
   command.flags = {{.names = "--measure",
                     .group = "Measuring",
-                    .help = "measure what ops cost here, for `kvasir decide` (about half a minute)"},
+                    .help = "measure what ops cost here, for `kvasir decide` (about a minute)"},
+                   {.names = "--rounds",
+                    .argument = "N",
+                    .kind = Kind::kInteger,
+                    .fallback = "3",
+                    .group = "Measuring",
+                    .help = "rounds over all figures, the best of each counts: more for a busy machine",
+                    .min = 1,
+                    .max = 100},
                    {.names = "-t, --threads",
                     .argument = "N",
                     .kind = Kind::kInteger,

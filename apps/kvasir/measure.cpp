@@ -23,7 +23,7 @@ using graph::kPageTokens;
 
 constexpr double kRooflineSeconds = 0.6;
 constexpr size_t kWorkBytes = size_t(256) << 20;  // no cache that a program has for itself holds this
-constexpr double kSliceSeconds = 0.05;            // of one figure
+constexpr double kSliceSeconds = 0.03;            // of one figure
 constexpr int kKeys = 8192;                       // a depth at which attention is nearly all of its step
 constexpr int kNormOps = 64;
 
@@ -177,21 +177,28 @@ class AttentionProbe {
   }
   AttentionProbe(const AttentionProbe&) = delete;
 
+  // Deep and shallow steps in turn, so that a change of the machine's speed meets both.
   double ns_per_key() {
-    const double deep = seconds(kKeys), shallow = seconds(kPageTokens);
-    return std::max(0.0, (deep - shallow) / double(kKeys - kPageTokens)) * 1e9;
+    double deep = 1e30, shallow = 1e30;
+    const auto begin = Clock::now();
+    for (int i = 0; seconds_since(begin) < (i < 8 ? 8 : 1) * kSliceSeconds; ++i) {
+      deep = std::min(deep, seconds(kKeys));
+      shallow = std::min(shallow, seconds(kPageTokens));
+    }
+    // A shallow step that others held up would hide the deep one.
+    return (deep - std::min(shallow, deep / 10)) / double(kKeys - kPageTokens) * 1e9;
   }
 
  private:
   // The last token of `n_keys` lies in the middle of an open page.
   double seconds(int n_keys) {
     const int n_table = n_keys / kPageTokens;
-    return quick_seconds(n_keys == kKeys ? kSliceSeconds : kSliceSeconds / 5, [&] {
-      std::vector<int32_t> table(static_cast<size_t>(n_table)), exact(static_cast<size_t>(n_table), -1);
-      for (int32_t& page : table) page = int32_t(next_++ % n_pages_);
-      if (exact_) exact.back() = 0;
-      step(n_keys - kPageTokens / 2, 1, table, exact);
-    });
+    std::vector<int32_t> table(static_cast<size_t>(n_table)), exact(static_cast<size_t>(n_table), -1);
+    for (int32_t& page : table) page = int32_t(next_++ % n_pages_);
+    if (exact_) exact.back() = 0;
+    const auto start = Clock::now();
+    step(n_keys - kPageTokens / 2, 1, table, exact);
+    return seconds_since(start);
   }
   void fill() {
     step(0, kPageTokens, {0}, {exact_ ? 0 : -1});
@@ -250,7 +257,7 @@ void measure_limits(decide::MachineTable& table) {
 
 }  // namespace
 
-decide::MachineTable measure_machine(const std::string& backend, int threads,
+decide::MachineTable measure_machine(const std::string& backend, int threads, int rounds,
                                      const std::function<void(double)>& progress) {
   decide::MachineTable table;
   table.backend = backend;
@@ -259,7 +266,7 @@ decide::MachineTable measure_machine(const std::string& backend, int threads,
   const ForeignLoad others;
   measure_limits(table);
   const auto create = [&] { return backends::create_backend(backend, threads); };
-  auto device = create();
+  const auto device = create();
   const backends::Caps caps = device->caps();
   table.device = caps.device;
   table.isa = caps.isa;
@@ -268,20 +275,25 @@ decide::MachineTable measure_machine(const std::string& backend, int threads,
   table.memory_bytes = backend == "cpu" ? std::min(memory_limit(), caps.memory_bytes) : caps.memory_bytes;
   table.op_us = op_seconds(*device) * 1e6;
   const std::vector<Job> jobs = attention_jobs(caps);
-  const double n = double(jobs.size() + caps.weight_types.size());
+  const double n = double(rounds) * double(jobs.size() + caps.weight_types.size());
   double done = 0;
   std::byte* pages = device->alloc(kWorkBytes);
-  for (const Job& job : jobs) {
-    AttentionProbe probe(*device, pages, job.k, job.v, job.head_dim, job.heads);
-    table.attention.push_back({job.k, job.v, job.head_dim, job.heads, probe.ns_per_key()});
-    progress(++done / n);
+  for (const Job& job : jobs) table.attention.push_back({job.k, job.v, job.head_dim, job.heads, 1e30});
+  for (const DType type : caps.weight_types) table.weights.push_back({type, 0});
+  // Rounds over everything: types are compared with each other, and a shared machine has slow minutes.
+  for (int round = 0; round < rounds; ++round) {
+    for (decide::AttentionCost& row : table.attention) {
+      AttentionProbe probe(*device, pages, row.k, row.v, row.head_dim, row.heads_each);
+      row.ns_per_key = std::min(row.ns_per_key, probe.ns_per_key());
+      progress(++done / n);
+    }
+    for (decide::WeightCost& row : table.weights) {
+      const auto matrices = create();  // lets each type's matrix go
+      row.gb_per_s = std::max(row.gb_per_s, weight_rate(*matrices, formats::require(row.type)));
+      progress(++done / n);
+    }
   }
   device->free(pages);
-  for (const DType type : caps.weight_types) {
-    device = create();  // the matrices of the type before are let go
-    table.weights.push_back({type, weight_rate(*device, formats::require(type))});
-    progress(++done / n);
-  }
   table.foreign = others.share();
   return table;
 }

@@ -84,6 +84,17 @@ std::optional<decide::QualityTable> stored_quality(const std::string& fingerprin
   return stored<decide::QualityTable>(path_in("quality", fingerprint + ".json"), decide::quality_from_json);
 }
 
+std::optional<decide::SpeedTable> stored_speed(const std::string& fingerprint) {
+  if (fingerprint.empty()) return std::nullopt;
+  return stored<decide::SpeedTable>(path_in("speed", fingerprint + ".json"), decide::speed_from_json);
+}
+
+std::string store_speed(const decide::SpeedTable& t) {
+  const std::string path = path_in("speed", t.fingerprint + ".json");
+  if (!path.empty()) write_file(path, decide::to_json(t) + "\n");
+  return path;
+}
+
 std::string store_machine(const decide::MachineTable& t) {
   const std::string path = path_in("machine", decide::machine_name(t.backend, t.device, t.threads));
   if (!path.empty()) write_file(path, decide::to_json(t) + "\n");

@@ -8,6 +8,7 @@
 #include "decide/cost.h"
 #include "decide/device.h"
 #include "decide/quality.h"
+#include "decide/speed.h"
 
 namespace kvasir::app {
 
@@ -19,9 +20,11 @@ std::string evidence_folder();
 std::optional<decide::MachineTable> stored_machine(const std::string& backend, const std::string& device,
                                                    int threads);
 std::optional<decide::QualityTable> stored_quality(const std::string& fingerprint);
-// Both replace what is there and return the path; empty when there is no cache folder. Throw Error{kFailed}.
+std::optional<decide::SpeedTable> stored_speed(const std::string& fingerprint);
+// These replace what is there and return the path; empty when there is no cache folder. Throw Error{kFailed}.
 std::string store_machine(const decide::MachineTable& table);
 std::string store_quality(const decide::QualityTable& table);
+std::string store_speed(const decide::SpeedTable& table);
 
 // The record of these kernels on this device, if one is stored.
 std::optional<decide::Evidence> stored_record(const std::string& backend, const decide::Here& here);
