@@ -8,7 +8,7 @@ export PROMPT N
 .PHONY: help demo test test-all build bench install clean
 
 help:
-	@echo "make demo     build, fetch a real model when it can be had, generate text with figures"
+	@echo "make demo     build, prove the kernels, decide, generate text with a real model when it can be had"
 	@echo "make build    install what is missing, build build/kvasir (release)"
 	@echo "make test     the tests on this CPU, and on emulated CPUs without AVX-512 and without AVX"
 	@echo "make test-all the same, then sanitizers, fuzzing and an aarch64 cross build; tools/run-tests --help names the suites"
