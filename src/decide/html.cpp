@@ -35,9 +35,11 @@ figcaption{margin:0 0 8px}svg{width:100%;height:auto;display:block}
 .cards td{display:flex;justify-content:space-between;gap:12px;border:0;padding:2px 8px;white-space:normal;text-align:right}
 .cards td::before{content:attr(data-h);color:var(--dim);text-align:left}})";
 
+constexpr int kColors = 8;
+
 std::string colors() {
   std::string css;
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < kColors; ++i)
     css += fmt::format(".l.s{0}{{stroke:var(--c{0})}}.d.s{0}{{fill:var(--c{0})}}", i);
   return css;
 }
@@ -224,13 +226,15 @@ std::string check_plot(const SpeedTable* speed) {
   p.x_title = "predicted tokens/s";
   p.y_title = "measured tokens/s";
   p.diagonal = p.log_x = p.log_y = true;
-  Series quiet{"measured", {}, 0, false, {}}, busy{"measured on a busy machine", {}, 6, false, {}};
   double low = 1e30, high = 0;
+  bool busy = false;
   for (const SpeedRow& row : speed->rows) {
     if (!(row.predicted > 0) || !(row.measured > 0)) continue;
-    Series& s = row.contended ? busy : quiet;
-    s.points.push_back({row.predicted, row.measured});
-    s.names.push_back(fmt::format("{} @ {}", types_text(row.types), row.depth));
+    const std::string label = types_text(row.types);
+    auto s = std::ranges::find(p.series, label, &Series::label);
+    if (s == p.series.end()) s = p.series.insert(s, {label, {}, int(p.series.size()) % kColors, false, {}});
+    s->points.push_back({row.predicted, row.measured});
+    busy |= row.contended;
     low = std::min({low, row.predicted, row.measured});
     high = std::max({high, row.predicted, row.measured});
   }
