@@ -16,8 +16,8 @@ bool exact_type(DType t) {
 // A trellis type is for global layers: sliding ones take the head-wide type of the same bits.
 std::optional<DType> plain_of(DType type) {
   const formats::Format& format = formats::require(type);
-  if (!format.trellis || !format.head_wide()) return std::nullopt;
-  const formats::Format* plain = formats::find(format.name.substr(0, format.name.size() - 1));
+  if (!format.trellis) return std::nullopt;
+  const formats::Format* plain = formats::find(std::string(format.name.substr(0, format.name.find('_'))) + "_h");
   return plain ? std::optional(plain->type) : std::nullopt;
 }
 
