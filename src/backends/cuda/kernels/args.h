@@ -1,6 +1,7 @@
 // What host and device share: views of weights, quantised activations, the step in flight. Plain data, no
 // vendor type but the stream.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "graph/graph.h"
@@ -16,6 +17,14 @@ struct Launch {
   CUstream_st* stream = nullptr;
   bool overlap = false;
 };
+
+// The vendor's calls that kernel files need, made by the runtime (runtime/launch.cpp).
+struct LaunchShape {
+  unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+  size_t shared = 0;  // dynamic, bytes
+};
+void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kernel, void** arguments);
+void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes);
 
 // Storage of a weight matrix on the device. Quantised rows are split into planes of whole 32-value groups, so
 // that every load is 16 bytes wide and aligned:

@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_fp16.h>
 
+#include <tuple>
+
 #include "backends/cuda/kernels/args.h"
 
 namespace kvasir::cuda {
@@ -115,20 +117,14 @@ __device__ __forceinline__ void quantize_group(float v, int lane, int8_t* q, Gro
 template <typename... Params, typename... Args>
 void launch(const Launch& how, dim3 grid, dim3 block, size_t shared, void (*kernel)(Params...),
             Args&&... args) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared;
-  config.stream = how.stream;
-  // One split of L1 and shared memory for all: a change between kernels drains the multiprocessor.
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-  attributes[0].val.sharedMemCarveout = 100;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = how.overlap ? 2 : 1;
-  cudaLaunchKernelEx(&config, kernel, Params(args)...);
+  std::tuple<Params...> values{Params(args)...};
+  const LaunchShape shape{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared};
+  std::apply(
+      [&](auto&... value) {
+        void* arguments[] = {&value...};
+        launch_kernel(how, shape, reinterpret_cast<const void*>(kernel), arguments);
+      },
+      values);
 }
 
 }  // namespace kvasir::cuda

@@ -279,7 +279,6 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step, boo
   const int group = args.n_head / args.kv.n_kv, heads = std::min(group, kDecodeColumns);
   const int head_tiles = (group + heads - 1) / heads, rows_each = one_row ? 1 : M / heads;
   constexpr size_t kBytes = sizeof(Shared<D, M>);
-  cudaFuncSetAttribute(flash_kernel<D, WM, WD>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   launch(how,
          dim3(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
               unsigned((args.n_rows + rows_each - 1) / rows_each)),

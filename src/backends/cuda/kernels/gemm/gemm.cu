@@ -95,7 +95,6 @@ __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ 
 template <int BM, int BN>
 void run(const Launch& how, const GemmArgs& args) {
   constexpr size_t kBytes = sizeof(Shared<BM, BN>);
-  cudaFuncSetAttribute(gemm_kernel<BM, BN>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   launch(how, dim3(unsigned((args.n_rows + BM - 1) / BM), unsigned((args.n_out + BN - 1) / BN)),
          dim3(kThreads), kBytes, gemm_kernel<BM, BN>, args);
 }

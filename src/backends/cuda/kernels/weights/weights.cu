@@ -183,8 +183,7 @@ void repack(const Launch& how, DType type, const uint8_t* raw, const MatrixView&
   const int64_t first_group = int64_t(first) * to.n_in / 32, groups = int64_t(n) * to.n_in / 32;
   if (g.codes >= 64) {  // stored as it is
     const int64_t row = int64_t(to.n_in) * g.codes / 32;
-    cudaMemcpyAsync(const_cast<uint8_t*>(to.codes) + first * row, raw, size_t(n) * size_t(row),
-                    cudaMemcpyDeviceToDevice, how.stream);
+    copy_on_device(how, const_cast<uint8_t*>(to.codes) + first * row, raw, size_t(n) * size_t(row));
     return;
   }
   launch(how, dim3(unsigned((groups + 127) / 128)), dim3(128), 0, repack_kernel, type, raw, to, first_group,

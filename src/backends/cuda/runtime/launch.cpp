@@ -1,0 +1,39 @@
+// The vendor's launch, for kernel files.
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/kernels/args.h"
+#include "backends/cuda/runtime/device.h"
+
+namespace kvasir::cuda {
+
+void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kernel, void** arguments) {
+  constexpr size_t kNeedsConsent = 48 * 1024;  // dynamic shared memory beyond it has to be asked for
+  if (shape.shared > kNeedsConsent)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared)),
+          "asking for shared memory");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(shape.grid[0], shape.grid[1], shape.grid[2]);
+  config.blockDim = dim3(shape.block[0], shape.block[1], shape.block[2]);
+  config.dynamicSmemBytes = shape.shared;
+  config.stream = how.stream;
+  cudaLaunchAttribute attributes[2]{};
+  const auto add = [&]() -> cudaLaunchAttribute& { return attributes[config.numAttrs++]; };
+  // One split of L1 and shared memory for all: a change between kernels drains the multiprocessor.
+  cudaLaunchAttribute& split = add();
+  split.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  split.val.sharedMemCarveout = 100;
+  if (how.overlap) {
+    cudaLaunchAttribute& overlap = add();
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  config.attrs = attributes;
+  // What a failed launch leaves behind is read where the step is checked.
+  (void)cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
+void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, how.stream), "copying on the device");
+}
+
+}  // namespace kvasir::cuda
