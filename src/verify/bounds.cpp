@@ -5,11 +5,24 @@ namespace {
 
 // A rounded code is off by half a step at most, by step / sqrt(12) on average.
 constexpr double kUniform = 0.28867513459481287;
+// A step of f16 beside a value of 1 or more, relative to it.
+constexpr double kHalfStep = 0x1p-10;
 
 }  // namespace
 
-Arithmetic arithmetic_of(DType type, bool flash) {
-  if (!flash) return {};
+Arithmetic exact_arithmetic(Kernel kernel) {
+  if (kernel == Kernel::kHalves) return {kHalfStep, kHalfStep};
+  return {};
+}
+
+Arithmetic arithmetic_of(DType type, Kernel kernel) {
+  if (kernel == Kernel::kSingle) return {};
+  if (kernel == Kernel::kHalves) {
+    Arithmetic a = exact_arithmetic(kernel);
+    // A code's level and its product with the scale are rounded; an f16 row is as it is.
+    if (type != DType::f16) a.value_error = kHalfStep;
+    return a;
+  }
   switch (type) {
     case DType::f32:
     case DType::f16:
@@ -43,6 +56,9 @@ double score_bound(const Arithmetic& keys, bool rotated, const ScoreTerms& t) {
   // log2(d) butterflies, a sign and a factor, each rounded relative to the vector's norm.
   const double norms = std::fabs(t.scale) * t.query_norm * t.key_norm;
   if (rotated) bound += (std::log2(double(t.head_dim)) + 2) * kUnit * norms;
+  // Independent roundings of the key's values, in whatever basis they are multiplied.
+  if (keys.value_error > 0)
+    bound += keys.value_error * (t.magnitude + kDeviations * norms / std::sqrt(double(t.head_dim)));
   // Codes times a scale of their own are summed exactly, block by block: their products are not in
   // `magnitude`'s order.
   if (keys.query_step > 0) bound += sum_error(16) * norms;
@@ -56,6 +72,7 @@ double mix_bound(const Arithmetic& values, bool rotated, const MixTerms& t) {
   double bound = t.spread * std::expm1(2 * exponent);
   const double wide = std::max(t.spread, t.spread_norm);
   bound += (sum_error(t.n_keys + 8.0) + (rotated ? (std::log2(double(t.head_dim)) + 2) * kUnit : 0)) * wide;
+  bound += values.value_error * wide;
   // Weight and scale are rounded to codes of the largest beside them, and so is their product: 1/2 step each
   // on average, of values of like magnitude (a factor 2 between the largest scale and a row's own).
   bound += kDeviations * 0.5 * 2 * values.weight_step * t.top_weight * std::sqrt(t.energy);
@@ -63,7 +80,8 @@ double mix_bound(const Arithmetic& values, bool rotated, const MixTerms& t) {
 }
 
 double product_bound(const ProductTerms& t) {
-  return sum_error(t.n + 4) * t.magnitude + kDeviations * kUniform * std::sqrt(t.rounded_energy);
+  return sum_error(t.n + 4) * t.magnitude + kDeviations * kUniform * std::sqrt(t.rounded_energy) +
+         kDeviations * kUniform * kHalfStep * std::sqrt(2 * t.half_energy);
 }
 
 double activation_step(DType type) {

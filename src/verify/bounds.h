@@ -20,11 +20,16 @@ struct Arithmetic {
   double query_step = 0;   // keys: of the query's codes
   double weight_step = 0;  // values: of the attention weights' codes
   int level_codes = 0;     // levels are rounded to multiples of the largest over this; 0: they are not
+  double value_error = 0;  // of each value as it is multiplied, relative to itself
   // Steps this wide are noise that would hide a fault: the reference rounds the query and the levels itself.
   bool coarse() const { return level_codes > 0; }
 };
-// Without flash attention every type is read in single precision.
-Arithmetic arithmetic_of(DType type, bool flash);
+// How a kernel works: every type in single precision (without flash attention), integer codes (CPU), or tiles
+// of f16 on matrix units (CUDA).
+enum class Kernel { kSingle, kCodes, kHalves };
+Arithmetic arithmetic_of(DType type, Kernel kernel);
+// Of a row that the cache keeps as f16 although the type encodes.
+Arithmetic exact_arithmetic(Kernel kernel);
 
 // Of one raw score  scale * sum_i q_i k_i.
 struct ScoreTerms {
@@ -58,6 +63,7 @@ struct ProductTerms {
   double n = 0;
   double magnitude = 0;       // sum |w_k x_k|
   double rounded_energy = 0;  // sum over blocks of (max |x| step)^2 sum w_k^2
+  double half_energy = 0;     // sum (w_k x_k)^2 when both are rounded to f16
 };
 double product_bound(const ProductTerms& t);
 // Step of activations for weights of `type` (matmul.h: absmax / 127), 0 for float weights.

@@ -40,7 +40,7 @@ struct Query {
 Query query_of(const RigSpec& spec, std::span<const float> row, int head) {
   const int d = spec.head_dim;
   const reference::Codec* codec = reference::find_codec(formats::require(spec.k).name);
-  const Arithmetic arithmetic = arithmetic_of(spec.k, spec.flash);
+  const Arithmetic arithmetic = spec.keys();
   Query query;
   query.basis.assign(row.begin() + head * d, row.begin() + (head + 1) * d);
   query.norm = norm(query.basis.data(), d);
@@ -79,7 +79,7 @@ KeySide::Facts facts_of(const Rig& rig, const std::vector<double>& rows, bool wi
 // Bounds of the scores of one head, by visible position.
 std::vector<double> score_bounds(const RigSpec& spec, const KeySide& keys, const Scored& one,
                                  const Query& query) {
-  const Arithmetic arithmetic = arithmetic_of(spec.k, spec.flash);
+  const Arithmetic arithmetic = spec.keys();
   const reference::AttentionSpec attention = spec.attention();
   const size_t seq = size_t(one.place.seq), kv_head = size_t(one.head / (spec.n_head / spec.n_kv));
   const bool is_rotated = rotated(spec.k);
@@ -98,7 +98,10 @@ std::vector<double> score_bounds(const RigSpec& spec, const KeySide& keys, const
     terms.score = one.scores.score[j];
     // Coarse rounding is part of the expected value already, but for ties: each one step of a value of the
     // key.
-    double bound = score_bound(exact || arithmetic.coarse() ? Arithmetic{} : arithmetic, is_rotated, terms);
+    const Arithmetic own = exact                 ? exact_arithmetic(spec.kernel)
+                           : arithmetic.coarse() ? Arithmetic{}
+                                                 : arithmetic;
+    double bound = score_bound(own, is_rotated, terms);
     if (!exact && query.coded.ties > 0)
       bound += query.coded.ties * query.top * arithmetic.query_step * facts.top[row] * terms.scale;
     bounds.push_back(bound + 4 * kUnit * double(spec.softcap));
@@ -121,7 +124,7 @@ Comparison compare_output(const Rig& rig, const Scored& one, const reference::Ro
   const RigSpec& spec = rig.spec();
   const reference::Mixed mixed =
       reference::mix_head(spec.attention(), one.scores, values, one.place.pos, one.head);
-  const Arithmetic arithmetic = arithmetic_of(spec.v, spec.flash);
+  const Arithmetic arithmetic = spec.values();
   const bool is_rotated = rotated(spec.v);
   MixTerms terms;
   terms.n_keys = int(one.scores.score.size());
@@ -152,6 +155,7 @@ struct Readable {
 Comparison compare_score(const Rig& rig, const Scored& one) {
   const auto out = rig.out(one.place.seq, one.place.pos);
   const double most = *std::max_element(one.bound.begin(), one.bound.end());
+  const double top_weight = *std::max_element(one.scores.weight.begin(), one.scores.weight.end());
   const Readable readable(rig.spec(), one);
   std::vector<float> got;
   std::vector<double> want, limit;
@@ -161,6 +165,10 @@ Comparison compare_score(const Rig& rig, const Scored& one) {
     got.push_back(float(std::log(double(out[size_t(one.head * rig.spec().head_dim + j - readable.base)]))));
     want.push_back(std::log(one.scores.weight[at]));
     limit.push_back(one.bound[at] + most + 32 * kUnit + kUnit * std::fabs(want.back()));
+    // Weights are f16 beside the largest: relative to themselves, and near nothing to the least step there
+    // is.
+    if (rig.spec().kernel == Kernel::kHalves)
+      limit.back() += 0x1p-11 + 0x1p-25 * (top_weight / one.scores.weight[at]);
   }
   return got.empty() ? Comparison{} : compare(got, want, limit);
 }
@@ -196,7 +204,7 @@ Noise measure_noise(const Rig& rig, const KeySide& keys, const Scored& one) {
 }  // namespace
 
 KeySide read_keys(const Rig& rig, bool as_stored, ThreadPool& workers) {
-  const Arithmetic arithmetic = arithmetic_of(rig.spec().k, rig.spec().flash);
+  const Arithmetic arithmetic = rig.spec().keys();
   KeySide side;
   side.rows = rig.rows(reference::Side::kKeys, as_stored ? 0 : arithmetic.level_codes, workers);
   for (const reference::Rows& rows : side.rows) {
@@ -207,8 +215,7 @@ KeySide read_keys(const Rig& rig, bool as_stored, ThreadPool& workers) {
 }
 
 std::vector<reference::Rows> read_values(const Rig& rig, ThreadPool& workers) {
-  return rig.rows(reference::Side::kValues, arithmetic_of(rig.spec().v, rig.spec().flash).level_codes,
-                  workers);
+  return rig.rows(reference::Side::kValues, rig.spec().values().level_codes, workers);
 }
 
 std::vector<Scored> score_rows(const Rig& rig, std::span<const Place> places, const KeySide& keys,

@@ -33,6 +33,10 @@ class Context {
   // Same bits as the scalar codec; Vulkan and Metal may be one step of an f16 scale away.
   bool same_bits() const { return options_.backend == "cpu" || options_.backend == "cuda"; }
 
+  // The same bits however rows are cut into steps. CUDA has one kernel for few rows and another for many;
+  // every cut has to be right there, not equal.
+  bool same_bits_by_step() const { return options_.backend != "cuda"; }
+
   std::vector<decide::CheckResult> results;
 
  private:

@@ -27,10 +27,11 @@ void route(Context& context, DType type, int head_dim, bool flash) {
           result.variant = rig.variant();
           std::string line;
           for (const std::string& one : rig.describe()) line += one;
-          const std::string wanted[] = {fmt::format("head size {}", head_dim),
-                                        fmt::format("K {} V {}", name, name),
-                                        fmt::format("{}/{}.", name, name), context.caps().isa,
-                                        flash ? "flash attention engaged" : "flash attention off"};
+          const std::string wanted[] = {
+              fmt::format("head size {}", head_dim), fmt::format("K {} V {}", name, name),
+              fmt::format("{}/{}.", name, name), context.caps().isa,
+              flash && !outranges_flash(context.caps(), type) ? "flash attention engaged"
+                                                              : "flash attention off"};
           std::string missing;
           for (const std::string& part : wanted)
             if (!contains(line, part)) missing += (missing.empty() ? "" : ", ") + part;

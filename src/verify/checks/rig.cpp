@@ -28,7 +28,14 @@ reference::AttentionSpec RigSpec::attention() const {
   return {n_head, n_kv, head_dim, window, scale(), softcap, exact_first, exact_last};
 }
 
+bool outranges_flash(const backends::Caps& caps, DType type) {
+  return caps.name == "cuda" && (type == DType::f32 || type == DType::bf16);
+}
+
 Rig::Rig(backends::Backend& backend, const RigSpec& spec) : backend_(backend), spec_(spec) {
+  const backends::Caps caps = backend.caps();
+  const bool flash = spec.flash && !outranges_flash(caps, spec.k) && !outranges_flash(caps, spec.v);
+  spec_.kernel = !flash ? Kernel::kSingle : caps.name == "cuda" ? Kernel::kHalves : Kernel::kCodes;
   make_tables();
   make_graph();
   backend_.upload(graph_, {}, {});

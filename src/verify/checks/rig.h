@@ -11,6 +11,7 @@
 #include "backends/backend.h"
 #include "base/thread_pool.h"
 #include "graph/graph.h"
+#include "verify/bounds.h"
 #include "verify/reference/attention.h"
 #include "verify/reference/basis.h"
 
@@ -60,9 +61,17 @@ struct RigSpec {
   int spoiled = -1;
   float spoil = 0;
 
+  // Of the backend it runs on; the rig sets it.
+  Kernel kernel = Kernel::kCodes;
+
   float scale() const;
   reference::AttentionSpec attention() const;
+  Arithmetic keys() const { return arithmetic_of(k, kernel); }
+  Arithmetic values() const { return arithmetic_of(v, kernel); }
 };
+
+// Types that flash attention of this backend cannot multiply: it says so and reads them in single precision.
+bool outranges_flash(const backends::Caps& caps, DType type);
 
 class Rig {
  public:

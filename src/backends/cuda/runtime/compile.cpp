@@ -46,13 +46,14 @@ constexpr int kLogitsRows = 64;  // rows of logits computed at a time for many w
 
 CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& weights,
                                const backends::Decisions& decisions, const backends::KvBuffers& kv,
-                               int max_rows, cudaStream_t stream)
+                               int max_rows, cudaStream_t stream, std::string isa)
     : graph_(graph),
       weights_(weights),
       decisions_(decisions),
       kv_buffers_(kv),
       max_rows_(max_rows),
-      stream_(stream) {
+      stream_(stream),
+      isa_(std::move(isa)) {
   const size_t n = graph_.values.size();
   consumers_.assign(n, 0);
   for (const Op& op : graph_.ops)
@@ -80,6 +81,11 @@ CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& w
 }
 
 void CudaExecutable::prepare_kv() {
+  const auto layer_of = [&](size_t kv, const graph::KvSpec& spec) {
+    for (const Op& op : graph_.ops)
+      if (op.kind == OpKind::attention && op.kv == int(kv)) return op.layer;
+    return spec.layer;
+  };
   for (size_t i = 0; i < graph_.kv.size(); ++i) {
     const graph::KvSpec& spec = graph_.kv[i];
     const auto k = kv_form(spec.k_type), v = kv_form(spec.v_type);
@@ -88,8 +94,8 @@ void CudaExecutable::prepare_kv() {
            "cuda attention, layer {}: required: keys {}, values {}, head size {}; supported: f32 f16 bf16 "
            "q8_0 tbq2_h tbq3_h "
            "tbq4_h in any pair at head sizes 64, 128, 256, 512; missing: {}",
-           spec.layer, formats::require(spec.k_type).name, formats::require(spec.v_type).name, spec.head_dim,
-           head_size_built(spec.head_dim) ? "that type" : "that head size");
+           layer_of(i, spec), formats::require(spec.k_type).name, formats::require(spec.v_type).name,
+           spec.head_dim, head_size_built(spec.head_dim) ? "that type" : "that head size");
     KvView view;
     view.k_form = *k;
     view.v_form = *v;
@@ -385,6 +391,34 @@ void CudaExecutable::add_per_layer(const Op& op) {
   });
 }
 
+bool CudaExecutable::comes_from_rope(ValueId q) const {
+  for (const Op& op : graph_.ops)
+    if (op.kind == OpKind::select_rows && op.out == q) q = op.in[0];
+  return std::ranges::any_of(graph_.ops,
+                             [&](const Op& op) { return op.kind == OpKind::rope && op.out == q; });
+}
+
+// Queries that no rope op turns (it would rotate them too) go into their keys' basis in rows of their own.
+float* CudaExecutable::add_rotation(const Op& attention) {
+  const ValueId q = attention.in[0];
+  memory_.emplace_back(size_t(width(q)) * size_t(max_rows_) * sizeof(float), Place::kDevice,
+                       "allocating rotated queries");
+  HeadArgs args;
+  args.layer = attention.layer;
+  args.head_dim = attention.head_dim;
+  args.n_jobs = 1;
+  args.jobs[0].out = memory_.back().as<float>();
+  args.jobs[0].n_head = attention.n_head;
+  args.jobs[0].rotate = true;
+  args.jobs[0].output_rows = set_of(q) == graph::RowSet::kOutput;
+  add_node("rotate", attention.layer, {q}, [=, this](const Rows& rows) mutable {
+    const int n = rows.of(set_of(q));
+    args.jobs[0].in = data(q);
+    if (n > 0) run_heads(next(), args, step_view(), n, false);
+  });
+  return memory_.back().as<float>();
+}
+
 void CudaExecutable::add_attention(const Op& op) {
   AttentionArgs args;
   args.kv = kv_[size_t(op.kv)];
@@ -398,13 +432,16 @@ void CudaExecutable::add_attention(const Op& op) {
   const bool flash = decisions_.flash == backends::FlashAttention::kOn && has_flash(args.kv);
   int8_[size_t(op.out)] = feeds_int8(op.out);
   const ValueId q = op.in[0], out = op.out;
+  const bool roped = comes_from_rope(q);
+  float* rotated = nullptr;
+  if (!roped && head_wide(args.kv.k_form)) rotated = add_rotation(op);
   add_node("attention", op.layer, {q, out}, [=, this](const Rows& rows) mutable {
     const int n = rows.of(set_of(out));
     if (n == 0) return;
-    args.q = data(q);
+    args.q = rotated ? rotated : data(q);
     args.out = data(out);
     args.quant = quantized(out, rows);
-    args.q_shifted = shifted_[size_t(q)];
+    args.q_shifted = roped ? shifted_[size_t(q)] : args.q;
     args.n_rows = n;
     args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, flash);
     args.partial = partial_.as<float>();
@@ -565,9 +602,9 @@ std::vector<std::string> CudaExecutable::describe() const {
                flash = wanted && has_flash(kv_[size_t(first->kv)]);
     const std::string_view k = formats::require(kv.k_type).name, v = formats::require(kv.v_type).name;
     lines.push_back(
-        fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.cuda, {}",
+        fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.{}, {}",
                     sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s",
-                    k, v, k, v, flash ? "flash" : "plain",
+                    k, v, k, v, flash ? "flash" : "plain", isa_,
                     flash    ? "flash attention engaged"
                     : wanted ? "flash attention off: its tiles are f16, which these types outrange"
                              : "flash attention off: switched off by the caller"));

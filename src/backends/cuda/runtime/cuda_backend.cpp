@@ -6,6 +6,7 @@
 
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
+#include "backends/cuda/runtime/pages.h"
 #include "base/error.h"
 #include "formats/format.h"
 
@@ -51,7 +52,11 @@ class CudaBackend final : public backends::Backend {
     buffers_.erase(buffer);
   }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override {
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copying a cache page");
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "copying a cache page");
+  }
+  void read_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, const std::byte* page,
+                 std::byte* rows) override {
+    read_cache_page(spec, part, kv_head, page, rows, stream_);
   }
   void upload(const graph::Graph& graph, const backends::DropSource& drop,
               const std::function<void(float)>& progress) override {
@@ -60,7 +65,7 @@ class CudaBackend final : public backends::Backend {
   std::unique_ptr<backends::Executable> compile(const graph::Graph& graph,
                                                 const backends::Decisions& decisions,
                                                 const backends::KvBuffers& kv, int max_rows) override {
-    return std::make_unique<CudaExecutable>(graph, weights_, decisions, kv, max_rows, stream_);
+    return std::make_unique<CudaExecutable>(graph, weights_, decisions, kv, max_rows, stream_, caps().isa);
   }
   void submit(backends::Executable& executable, const graph::StepParams& step) override {
     static_cast<CudaExecutable&>(executable).run(step);

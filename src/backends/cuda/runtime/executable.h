@@ -24,7 +24,7 @@ class CudaExecutable final : public backends::Executable {
  public:
   CudaExecutable(const graph::Graph& graph, const DeviceWeights& weights,
                  const backends::Decisions& decisions, const backends::KvBuffers& kv, int max_rows,
-                 cudaStream_t stream);
+                 cudaStream_t stream, std::string isa);
   ~CudaExecutable() override;
 
   int max_rows() const override { return max_rows_; }
@@ -72,6 +72,8 @@ class CudaExecutable final : public backends::Executable {
   void add_matmul_node(const graph::Op& op, std::vector<Part> parts, std::string name);
   void add_per_layer(const graph::Op& op);
   void add_attention(const graph::Op& op);
+  bool comes_from_rope(graph::ValueId q) const;
+  float* add_rotation(const graph::Op& attention);
   void add_node(std::string name, int layer, std::vector<graph::ValueId> touches,
                 std::function<void(const Rows&)> run);
   void need_int8(graph::ValueId v);
@@ -106,6 +108,7 @@ class CudaExecutable final : public backends::Executable {
   backends::KvBuffers kv_buffers_;
   int max_rows_;
   cudaStream_t stream_;
+  std::string isa_;
 
   std::vector<Node> nodes_;
   std::map<graph::ValueId, NormNode> norms_;     // by last output
