@@ -1,4 +1,5 @@
-// What every backend offers: ten calls. A backend knows graphs, weights and buffers; it never knows models or sessions.
+// What every backend offers: ten calls. A backend knows graphs, weights and buffers; it never knows models or
+// sessions.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +16,10 @@
 namespace kvasir::backends {
 
 struct Caps {
-  std::string name;          // "cpu"
-  std::string device;        // what the device calls itself
-  std::string isa;           // "avx512"
-  uint64_t memory_bytes = 0; // of the device
+  std::string name;           // "cpu"
+  std::string device;         // what the device calls itself
+  std::string isa;            // "avx512"
+  uint64_t memory_bytes = 0;  // of the device
   std::vector<DType> weight_types;
   std::vector<DType> kv_types;  // attention has a variant for keys or values of this type
   std::vector<int> head_dims;
@@ -29,13 +30,13 @@ enum class FlashAttention : uint8_t { kOn, kOff };
 // What the engine (later: decide) chose for this model on this device.
 struct Decisions {
   FlashAttention flash = FlashAttention::kOn;
-  int n_seq = 1;            // sequences a step may mix
-  bool trace = false;       // collect time per op
-  bool keep_values = false; // give every value its own memory so that inspect() works (tests)
+  int n_seq = 1;             // sequences a step may mix
+  bool trace = false;        // collect time per op
+  bool keep_values = false;  // give every value its own memory so that inspect() works (tests)
 };
 
-// Device memory of one graph's KV caches: data[i] belongs to Graph::kv[i] and holds n_pages[i] pages, exact[i] its
-// n_exact[i] exact pages (null when no type of it encodes whole pages).
+// Device memory of one graph's KV caches: data[i] belongs to Graph::kv[i] and holds n_pages[i] pages,
+// exact[i] its n_exact[i] exact pages (null when no type of it encodes whole pages).
 struct KvBuffers {
   std::vector<std::byte*> data;
   std::vector<int> n_pages;
@@ -46,7 +47,8 @@ struct KvBuffers {
 // Sides of a page, or of an exact page.
 enum class PagePart : uint8_t { kKeys, kValues, kExactKeys, kExactValues };
 
-// Called when a part of a weight's source bytes (its `data`) is no longer needed; it can be read again from the file.
+// Called when a part of a weight's source bytes (its `data`) is no longer needed; it can be read again from
+// the file.
 using DropSource = std::function<void(const graph::Weight&)>;
 
 struct TraceRow {
@@ -56,6 +58,13 @@ struct TraceRow {
   double bytes = 0;  // read, by formula
   double flops = 0;
 };
+
+// A token that an output row may choose.
+struct Candidate {
+  float logit = 0;
+  int32_t token = 0;
+};
+inline constexpr int kMaxCandidates = 128;
 
 // A graph compiled for at most `max_rows` rows a step.
 class Executable {
@@ -73,8 +82,8 @@ class Backend {
   virtual std::byte* alloc(size_t bytes) = 0;  // zeroed; throws Error{kNoMemory}
   virtual void free(std::byte* buffer) = 0;
   virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;  // `from`: device or host memory
-  // The 64 rows of one KV head in wire form (Format::row_bytes each), or of an exact page as f16 in the type's basis.
-  // `page` points into a buffer of alloc(), `rows` is host memory.
+  // The 64 rows of one KV head in wire form (Format::row_bytes each), or of an exact page as f16 in the
+  // type's basis. `page` points into a buffer of alloc(), `rows` is host memory.
   virtual void read_page(const graph::KvSpec&, PagePart, int /*kv_head*/, const std::byte* /*page*/,
                          std::byte* /*rows*/) {
     fail(ErrorCode::kRefused, "{}: pages of the KV cache cannot be read back", caps().name);
@@ -93,6 +102,10 @@ class Backend {
   virtual void submit(Executable& executable, const graph::StepParams& step) = 0;
   // Waits for the last submit; logits of output row i ([n_vocab]), in row order. Valid until the next submit.
   virtual std::span<const float> read(Executable& executable, int output_row) = 0;
+  // The `n` (1 to kMaxCandidates) tokens with the greatest logits of output row i after the last submit, best
+  // first and the lower token first among equals, chosen on the device; fewer when the vocabulary has fewer.
+  // Empty when this backend leaves the choice to the caller (read). Valid until the next call.
+  virtual std::span<const Candidate> best(Executable&, int /*output_row*/, int /*n*/) { return {}; }
   // Value by name after a step, for tests ([n_rows, width]); empty when the backend did not keep it.
   virtual std::span<const float> inspect(Executable& executable, graph::ValueId value) = 0;
   virtual std::vector<TraceRow> trace(Executable& executable) = 0;

@@ -52,13 +52,24 @@ GenerateResult generate(Session& session, int seq, std::span<const Token> prompt
 
   Token next = -1;
   const Session::OnLogits pick = [&](int, std::span<const float> logits) { next = sampler.sample(logits); };
+  // Where the device chooses the candidates only they come back, not every logit.
+  const int n_best = sampler.candidates();
+  const auto append_last = [&](std::span<const Token> tokens) {
+    if (n_best == 0) return session.append(seq, tokens, Want::kLast, pick);
+    session.append_best(
+        seq, tokens, n_best, [&](std::span<const backends::Candidate> best) { next = sampler.sample(best); }, pick);
+  };
   Stopwatch prompt_watch;
   const std::span<const Token> rest = prompt.subspan(size_t(result.n_reused));
   // One micro-batch at a time, so that a cancel is heard.
   const size_t step = size_t(session.options().n_ubatch);
   for (size_t begin = 0; begin < rest.size() && !cancelled(options); begin += step) {
     const bool last = begin + step >= rest.size();
-    session.append(seq, rest.subspan(begin, std::min(step, rest.size() - begin)), last ? Want::kLast : Want::kNone, pick);
+    const std::span<const Token> part = rest.subspan(begin, std::min(step, rest.size() - begin));
+    if (last)
+      append_last(part);
+    else
+      session.append(seq, part, Want::kNone, nullptr);
   }
   result.prompt_seconds = prompt_watch.seconds();
   if (next < 0) {
@@ -83,7 +94,7 @@ GenerateResult generate(Session& session, int seq, std::span<const Token> prompt
       session.shift(seq, options.n_keep, std::max(1, (session.size(seq) - options.n_keep) / 2));
     }
     const Token token = next;
-    session.append(seq, std::span<const Token>(&token, 1), Want::kLast, pick);
+    append_last({&token, 1});
   }
   const std::string tail = decoder.finish();
   if (!tail.empty()) on_text(tail);

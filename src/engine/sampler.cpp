@@ -62,7 +62,24 @@ Token Sampler::sample(std::span<const float> logits) {
   const size_t k = options_.top_k > 0 ? std::min(size_t(options_.top_k), candidates_.size()) : candidates_.size();
   std::partial_sort(candidates_.begin(), candidates_.begin() + long(k), candidates_.end(), better);
   candidates_.resize(k);
+  return draw();
+}
 
+int Sampler::candidates() const {
+  if (options_.repeat_penalty != 1) return 0;
+  if (options_.temperature == 0) return 1;
+  return options_.top_k <= backends::kMaxCandidates ? options_.top_k : 0;
+}
+
+Token Sampler::sample(std::span<const backends::Candidate> best) {
+  if (options_.temperature == 0) return best.front().token;
+  candidates_.clear();
+  for (const backends::Candidate& one : best) candidates_.push_back({one.logit, one.token});
+  return draw();
+}
+
+Token Sampler::draw() {
+  const size_t k = candidates_.size();
   // Nucleus and min-p look at the model's own distribution; temperature flattens or sharpens what is left.
   std::vector<double> p(k);
   double total = 0;

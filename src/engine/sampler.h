@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/backend.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::engine {
@@ -25,10 +26,17 @@ class Sampler {
   explicit Sampler(const SamplerOptions& options);
   // Greedy ties go to the lower id.
   text::Token sample(std::span<const float> logits);
+  // How many of the best candidates decide; 0: every logit is needed (the repeat penalty, or no --top-k within
+  // backends::kMaxCandidates).
+  int candidates() const;
+  // The same choice as sample(logits) from the best candidates(), best first and the lower id first among equals.
+  text::Token sample(std::span<const backends::Candidate> best);
   // Records a token for the repeat penalty (sample() does not).
   void accept(text::Token token);
 
  private:
+  text::Token draw();  // from candidates_, best first
+
   SamplerOptions options_;
   uint64_t state_;
   std::deque<text::Token> recent_;

@@ -1,8 +1,7 @@
-#include "engine/session_impl.h"
-
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/session_impl.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
 
@@ -134,10 +133,27 @@ void Session::append(int seq, std::span<const Token> tokens, Want want, const On
     s.cache->reserve(seq, int(stored.size()), int(stored.size() + end - begin));
     s.submit();
     stored.insert(stored.end(), tokens.begin() + long(begin), tokens.begin() + long(end));
+    if (!on_logits) continue;
     int output = 0;
     for (size_t i = begin; i < end; ++i)
       if (s.rows[i - begin].want_logits) on_logits(int(i), s.model->backend().read(*s.executable, output++));
   }
+}
+
+bool Session::append_best(int seq, std::span<const Token> tokens, int n_best, const OnBest& on_best,
+                          const OnLogits& on_logits) {
+  Impl& s = *impl_;
+  bool chose = false;
+  append(seq, tokens, Want::kLast, nullptr);
+  if (tokens.empty()) return true;
+  backends::Backend& backend = s.model->backend();
+  if (const auto best = backend.best(*s.executable, 0, n_best); !best.empty()) {
+    on_best(best);
+    chose = true;
+  } else {
+    on_logits(int(tokens.size()) - 1, backend.read(*s.executable, 0));
+  }
+  return chose;
 }
 
 void Session::append_each(std::span<const SeqToken> tokens, const OnLogits& on_logits) {

@@ -70,10 +70,15 @@ class Session {
   std::span<const Token> tokens(int seq = 0) const;
 
   // Appends tokens to a sequence. `on_logits(index in tokens, logits)` is called for the wanted rows, in
-  // order; the span is valid inside the call only. Throws Error{kRefused} "context full" when they do not
+  // order; the span is valid inside the call only (null: they stay where they are). Throws Error{kRefused} "context full" when they do not
   // fit: nothing is stored then.
   using OnLogits = std::function<void(int index, std::span<const float> logits)>;
   void append(int seq, std::span<const Token> tokens, Want want, const OnLogits& on_logits);
+  // The same; instead of its logits the last row gives its `n_best` best candidates, chosen where the logits
+  // are (backends::Backend::best). False when this backend does not choose: on_logits was called instead.
+  using OnBest = std::function<void(std::span<const backends::Candidate> best)>;
+  bool append_best(int seq, std::span<const Token> tokens, int n_best, const OnBest& on_best,
+                   const OnLogits& on_logits);
   // One token for each of several sequences in one step; logits of each.
   struct SeqToken {
     int seq;

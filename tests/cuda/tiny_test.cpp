@@ -1,8 +1,12 @@
 // tiny-gemma4 on CUDA against its reference outputs and against the CPU.
+#include "engine/tiny.h"
+
+#include <algorithm>
+#include <functional>
+
 #include "cuda/fixture.h"
 #include "engine/generate.h"
 #include "engine/perplexity.h"
-#include "engine/tiny.h"
 
 namespace kvasir::test {
 namespace {
@@ -104,6 +108,57 @@ TEST(CudaTiny, MicroBatchesAgree) {
           worst = std::max(worst, std::fabs(double(logits[i]) - double(first[i])));
         EXPECT_LE(worst, 0.1) << formats::require(type).name << " micro-batch " << n_ubatch;
       });
+    }
+  }
+}
+
+TEST(CudaTiny, CandidatesAreTheBestLogits) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
+  const auto ids = reference().array<Token>("medium.ids");
+  for (int n : {1, 7, 64, 128}) {
+    Session s(model, session_options(DType::f16)), other(model, session_options(DType::f16));
+    std::vector<float> logits;
+    std::vector<backends::Candidate> best;
+    s.append(0, ids, Want::kLast, [&](int, std::span<const float> l) { logits.assign(l.begin(), l.end()); });
+    EXPECT_TRUE(other.append_best(
+        0, ids, n, [&](std::span<const backends::Candidate> b) { best.assign(b.begin(), b.end()); },
+        [](int, std::span<const float>) { FAIL() << "the device did not choose"; }));
+    std::vector<Token> order(logits.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = Token(i);
+    std::ranges::stable_sort(order, std::greater(), [&](Token t) { return logits[size_t(t)]; });
+    ASSERT_EQ(best.size(), size_t(n));
+    for (int i = 0; i < n; ++i) {
+      EXPECT_EQ(best[size_t(i)].token, order[size_t(i)]) << i << " of " << n;
+      EXPECT_EQ(best[size_t(i)].logit, logits[size_t(order[size_t(i)])]) << i << " of " << n;
+    }
+  }
+}
+
+TEST(CudaTiny, SampledTextIsTheHostsForItsLogits) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
+  const auto ids = reference().array<Token>("short.ids");
+  for (float temperature : {0.0f, 0.8f, 1.5f}) {
+    engine::SamplerOptions sampling;
+    sampling.temperature = temperature;
+    sampling.top_k = 40;
+    sampling.min_p = 0.02f;
+    sampling.seed = 11;
+    engine::GenerateOptions options;
+    options.sampler = sampling;
+    options.n_predict = 48;
+    options.ignore_end = true;
+    Session s(model, session_options(DType::f16));
+    const auto text = engine::generate(s, 0, ids, options, [](std::string_view) { return true; }).tokens;
+    Session host(model, session_options(DType::f16));
+    engine::Sampler sampler(sampling);
+    Token next = 0;
+    const auto pick = [&](int, std::span<const float> logits) { next = sampler.sample(logits); };
+    host.append(0, ids, Want::kLast, pick);
+    for (Token token : text) {
+      ASSERT_EQ(token, next) << "temperature " << temperature;
+      host.append(0, std::span(&token, 1), Want::kLast, pick);
     }
   }
 }

@@ -1,6 +1,8 @@
 // Sampling is deterministic, honours each knob, and refuses values that make no sense by the flag's name.
 #include "engine/sampler.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -81,6 +83,43 @@ TEST(Sampler, RepeatPenaltyLowersSeenTokensOnly) {
   EXPECT_EQ(sampler.sample(logits), 1);
   sampler.accept(2);  // pushes 0 out
   EXPECT_EQ(sampler.sample(logits), 0);
+}
+
+TEST(Sampler, CandidatesChooseWhatAllLogitsChoose) {
+  uint64_t state = 5;
+  std::vector<float> logits(3000);
+  for (float& x : logits) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    x = float(int64_t(state >> 40) % 60) / 4;  // many ties
+  }
+  std::vector<text::Token> order(logits.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = text::Token(i);
+  std::stable_sort(order.begin(), order.end(), [&](text::Token a, text::Token b) { return logits[size_t(a)] > logits[size_t(b)]; });
+  for (float temperature : {0.0f, 0.7f, 2.0f})
+    for (int top_k : {1, 40, 128})
+      for (float top_p : {0.3f, 1.0f})
+        for (float min_p : {0.0f, 0.4f}) {
+          SamplerOptions o;
+          o.temperature = temperature;
+          o.top_k = top_k;
+          o.top_p = top_p;
+          o.min_p = min_p;
+          o.seed = 3;
+          Sampler all(o), few(o);
+          ASSERT_EQ(few.candidates(), temperature == 0 ? 1 : top_k);
+          std::vector<backends::Candidate> best;
+          for (int i = 0; i < few.candidates(); ++i) best.push_back({logits[size_t(order[size_t(i)])], order[size_t(i)]});
+          for (int i = 0; i < 50; ++i) ASSERT_EQ(few.sample(best), all.sample(logits));
+        }
+  SamplerOptions o;
+  o.temperature = 1;
+  o.top_k = 0;
+  EXPECT_EQ(Sampler(o).candidates(), 0);
+  o.top_k = 129;
+  EXPECT_EQ(Sampler(o).candidates(), 0);
+  o.top_k = 40;
+  o.repeat_penalty = 1.1f;
+  EXPECT_EQ(Sampler(o).candidates(), 0);
 }
 
 TEST(Sampler, NonsenseIsRefusedByFlag) {

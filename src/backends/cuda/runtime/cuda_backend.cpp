@@ -73,6 +73,10 @@ class CudaBackend final : public backends::Backend {
   std::span<const float> read(backends::Executable& executable, int output_row) override {
     return static_cast<CudaExecutable&>(executable).logits(output_row);
   }
+  std::span<const backends::Candidate> best(backends::Executable& executable, int output_row,
+                                            int n) override {
+    return static_cast<CudaExecutable&>(executable).best(output_row, n);
+  }
   std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
     return static_cast<CudaExecutable&>(executable).inspect(value);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/cuda/kernels/choose/choose.h"
 #include "backends/cuda/kernels/gemm/gemm.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "base/error.h"
@@ -337,13 +338,12 @@ void CudaExecutable::run_logits(int first, int n) {
   }
 }
 
-std::span<const float> CudaExecutable::logits(int output_row) {
+const float* CudaExecutable::logits_on_device(int output_row) {
   if (output_row < 0 || output_row >= rows_.out)
     fail(ErrorCode::kFailed, "logits of output row {} were asked for; the step has {}", output_row,
          rows_.out);
   const size_t n_vocab = size_t(graph_.n_vocab), row_bytes = n_vocab * sizeof(float);
   const int capacity = int(logits_.size() / row_bytes);
-  const bool many = rows_.out > kMaxMatvecRows;
   if (output_row < logits_first_ || output_row >= logits_first_ + logits_n_) {
     logits_first_ = output_row / capacity * capacity;
     logits_n_ = std::min(capacity, rows_.out - logits_first_);
@@ -352,6 +352,14 @@ std::span<const float> CudaExecutable::logits(int output_row) {
     check(cudaGetLastError(), "computing logits");
     std::fill(logits_read_.begin(), logits_read_.end(), false);
   }
+  return logits_.as<float>() + size_t(output_row - logits_first_) * n_vocab;
+}
+
+std::span<const float> CudaExecutable::logits(int output_row) {
+  logits_on_device(output_row);
+  const size_t n_vocab = size_t(graph_.n_vocab), row_bytes = n_vocab * sizeof(float);
+  const int capacity = int(logits_.size() / row_bytes);
+  const bool many = rows_.out > kMaxMatvecRows;
   const size_t host_rows = size_t(many ? capacity : logits_n_);
   if (logits_host_.size() < host_rows * row_bytes) {
     logits_host_ = Memory(host_rows * row_bytes, Place::kHost, "allocating logits");
@@ -368,6 +376,30 @@ std::span<const float> CudaExecutable::logits(int output_row) {
     for (size_t i = first; i < first + n; ++i) logits_read_[i] = true;
   }
   return {logits_host_.as<float>() + local * n_vocab, n_vocab};
+}
+
+std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n) {
+  if (n < 1 || n > backends::kMaxCandidates)
+    fail(ErrorCode::kFailed, "{} candidates were asked for; 1 to {} can be chosen", n,
+         backends::kMaxCandidates);
+  n = std::min(n, graph_.n_vocab);
+  const float* row = logits_on_device(output_row);
+  const size_t scratch = size_t(choose_scratch(graph_.n_vocab, backends::kMaxCandidates));
+  if (!keys_) {
+    keys_ = Memory(2 * scratch * sizeof(uint64_t), Place::kDevice, "allocating candidates");
+    keys_host_ = Memory(backends::kMaxCandidates * sizeof(uint64_t), Place::kHost, "allocating candidates");
+  }
+  uint64_t* a = keys_.as<uint64_t>();
+  const uint64_t* keys = choose_best({stream_, false}, row, graph_.n_vocab, n, a, a + scratch);
+  check(cudaMemcpyAsync(keys_host_.as(), keys, size_t(n) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream_),
+        "reading candidates");
+  check(cudaStreamSynchronize(stream_), "choosing candidates");
+  candidates_.clear();
+  for (int i = 0; i < n; ++i) {
+    const uint64_t key = keys_host_.as<uint64_t>()[i];
+    candidates_.push_back({key_logit(key), key_token(key)});
+  }
+  return candidates_;
 }
 
 std::span<const float> CudaExecutable::inspect(ValueId value) {

@@ -32,6 +32,7 @@ class CudaExecutable final : public backends::Executable {
   // Ends when the device has run the step: a value that the cache cannot hold is an error of this step.
   void run(const graph::StepParams& step);
   std::span<const float> logits(int output_row);
+  std::span<const backends::Candidate> best(int output_row, int n);
   std::span<const float> inspect(graph::ValueId value);
   std::vector<backends::TraceRow> trace() const { return trace_; }
 
@@ -91,6 +92,7 @@ class CudaExecutable final : public backends::Executable {
   void enqueue(const Rows& rows);
   void enqueue_traced(const Rows& rows);
   void run_logits(int first, int n);
+  const float* logits_on_device(int output_row);
   void run_matmul(const std::vector<Part>& parts, const Rows& rows);
   bool run_fused(const std::vector<Part>& parts, const MatvecArgs& product);
   NormArgs norm_args(const NormNode& norm, const Rows& rows) const;
@@ -133,6 +135,8 @@ class CudaExecutable final : public backends::Executable {
   Rows rows_;
   std::vector<graph::Row> step_rows_;
   Memory logits_, logits_host_;
+  Memory keys_, keys_host_;  // of best(): two buffers on the device, the result here
+  std::vector<backends::Candidate> candidates_;
   int logits_first_ = 0, logits_n_ = 0;
   std::vector<bool> logits_read_;
   std::vector<float> inspected_;
