@@ -7,6 +7,7 @@
 #include "cuda/fixture.h"
 #include "engine/generate.h"
 #include "engine/perplexity.h"
+#include "engine/state_io.h"
 
 namespace kvasir::test {
 namespace {
@@ -159,6 +160,31 @@ TEST(CudaTiny, SampledTextIsTheHostsForItsLogits) {
     for (Token token : text) {
       ASSERT_EQ(token, next) << "temperature " << temperature;
       host.append(0, std::span(&token, 1), Want::kLast, pick);
+    }
+  }
+}
+
+TEST(CudaTiny, SavedStateGoesOnWithTheSameBits) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
+  auto ids = reference().array<Token>("long.ids");
+  ids.resize(150);
+  for (DType type : {DType::f16, DType::q8_0, DType::tbq2_h, DType::tbq3_h, DType::tbq4_h}) {
+    Session s(model, session_options(type)), loaded(model, session_options(type));
+    s.append(0, ids, Want::kNone, nullptr);
+    std::vector<std::byte> state;
+    s.save_state(
+        0, [&](std::span<const std::byte> part) { state.insert(state.end(), part.begin(), part.end()); });
+    loaded.load_state(0, *engine::state_in_memory(state));
+    for (Token token : {7, 300, 45, 8}) {
+      std::vector<float> logits[2];
+      for (int i = 0; i < 2; ++i)
+        (i ? loaded : s).append(0, std::span(&token, 1), Want::kLast, [&](int, std::span<const float> l) {
+          logits[i].assign(l.begin(), l.end());
+        });
+      ASSERT_EQ(logits[0].size(), logits[1].size());
+      EXPECT_EQ(0, std::memcmp(logits[0].data(), logits[1].data(), logits[0].size() * sizeof(float)))
+          << formats::require(type).name;
     }
   }
 }

@@ -1,10 +1,9 @@
 // Sampling is deterministic, honours each knob, and refuses values that make no sense by the flag's name.
 #include "engine/sampler.h"
 
-#include <algorithm>
-
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -94,7 +93,8 @@ TEST(Sampler, CandidatesChooseWhatAllLogitsChoose) {
   }
   std::vector<text::Token> order(logits.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = text::Token(i);
-  std::stable_sort(order.begin(), order.end(), [&](text::Token a, text::Token b) { return logits[size_t(a)] > logits[size_t(b)]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](text::Token a, text::Token b) { return logits[size_t(a)] > logits[size_t(b)]; });
   for (float temperature : {0.0f, 0.7f, 2.0f})
     for (int top_k : {1, 40, 128})
       for (float top_p : {0.3f, 1.0f})
@@ -108,7 +108,8 @@ TEST(Sampler, CandidatesChooseWhatAllLogitsChoose) {
           Sampler all(o), few(o);
           ASSERT_EQ(few.candidates(), temperature == 0 ? 1 : top_k);
           std::vector<backends::Candidate> best;
-          for (int i = 0; i < few.candidates(); ++i) best.push_back({logits[size_t(order[size_t(i)])], order[size_t(i)]});
+          for (int i = 0; i < few.candidates(); ++i)
+            best.push_back({logits[size_t(order[size_t(i)])], order[size_t(i)]});
           for (int i = 0; i < 50; ++i) ASSERT_EQ(few.sample(best), all.sample(logits));
         }
   SamplerOptions o;

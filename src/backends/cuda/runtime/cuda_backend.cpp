@@ -58,6 +58,10 @@ class CudaBackend final : public backends::Backend {
                  std::byte* rows) override {
     read_cache_page(spec, part, kv_head, page, rows, stream_);
   }
+  void write_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, std::byte* page,
+                  const std::byte* rows) override {
+    write_cache_page(spec, part, kv_head, page, rows, stream_);
+  }
   void upload(const graph::Graph& graph, const backends::DropSource& drop,
               const std::function<void(float)>& progress) override {
     weights_ = upload_weights(graph, stream_, drop, progress);

@@ -1,12 +1,14 @@
-// Pages of the cache back on the host.
+// Pages of the cache to the host and back.
 #pragma once
 #include "backends/backend.h"
 #include "backends/cuda/runtime/device.h"
 
 namespace kvasir::cuda {
 
-// As Backend::read_page says.
+// As Backend::read_page and write_page say.
 void read_cache_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, const std::byte* page,
                      std::byte* rows, cudaStream_t stream);
+void write_cache_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, std::byte* page,
+                      const std::byte* rows, cudaStream_t stream);
 
 }  // namespace kvasir::cuda
