@@ -71,7 +71,7 @@ struct Pages {
 // A byte's share of the rounding: none for trellis types, whose levels are whole.
 double half_step(DType type, double scale) {
   if (type == DType::tbq3_tcq) return scale * (0.5 + 127.0 / 65536 + 1e-4);  // image_source.h
-  return formats::require(type).head_wide() ? 1e-6 * scale : scale / 2 * 1.0001;
+  return formats::require(type).head_wide() ? 1e-6 * scale : scale * 0.52;  // planar_image_body.h
 }
 
 TEST(ImageSource, ImagesHoldTheDecodedValues) {
@@ -101,7 +101,7 @@ TEST(ImageSource, ImagesHoldTheDecodedValues) {
             float scales[64];
             const std::byte* region = values.bytes.data() + values.region * size_t(page);
             source.value_scales(region, d, scales, nullptr);
-            source.values(region, d, first, bias, images.data(), nullptr);
+            source.values(region, d, first, bias, scales, images.data(), nullptr);
             for (int t = 0; t < 64; ++t)
               for (int i = 0; i < 32; ++i) {
                 const size_t at =

@@ -79,6 +79,7 @@ class Tbq0Codec final : public ScaledCodec {
   }
 
  protected:
+  bool shares_in_15_bits() const override { return true; }
   int group(int) const override { return 32; }
   const std::vector<double>& levels_of(int) const override { return levels_; }
   int code(const std::byte* row, int, int i) const override {
@@ -145,6 +146,7 @@ class PolarCodec final : public ScaledCodec {
  protected:
   int group(int) const override { return 128; }
   double level_unit() const override { return 1 / std::sqrt(128.0); }
+  bool shares_in_15_bits() const override { return true; }
   const std::vector<double>& levels_of(int) const override { return levels_; }
   int code(const std::byte* row, int, int i) const override {
     return bits_at(row + i / 128 * 82 + 2, i % 128 * 4, 4);

@@ -53,19 +53,32 @@ void ScaledCodec::decode(const std::byte* row, int d, double* out) const {
   }
 }
 
+namespace {
+
+// (a b + 2^14) / 2^15, rounded down.
+int product15(int a, int b) { return int(std::floor((double(a) * b + 16384) / 32768)); }
+
+}  // namespace
+
 void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double* out) const {
-  // Whole numbers of steps of the row's largest value, whichever group has it. Which one is single
-  // precision's choice, as image_source.h has it: near-ties are far more than rounding in the rest.
+  // Whole numbers of steps of the row's largest value, whichever group has it. Ties are single precision's
+  // choice, as planar_image_body.h has it: near-ties are far more than rounding in the rest.
   const std::vector<double>& levels = levels_of(d);
   double top = 0;
   for (int g = 0; g < d / group(d); ++g) top = std::max(top, from_f16(scale(row, d, g)));
-  const float unit = float(codes) / float(levels.back() / level_unit());
+  const float largest = float(levels.back() / level_unit()), unit = float(level_unit()) * largest / float(codes);
+  const float inverse = top > 0 ? 1.0f / (float(top) * unit) : 0.0f;
   const double step = top * levels.back() / codes;
   for (int g = 0; g < d / group(d); ++g) {
-    const float share = top > 0 ? float(from_f16(scale(row, d, g))) / float(top) : 0.0f;
+    const float of_row = float(from_f16(scale(row, d, g))) * (unit * 32768.0f) * inverse;
+    const int share = int(std::nearbyint(std::clamp(of_row, 0.0f, 32767.0f)));
     std::vector<double> rounded;
-    for (const double level : levels)
-      rounded.push_back(step * double(std::nearbyint(float(level / level_unit()) * unit * share)));
+    for (const double level : levels) {
+      const float whole = float(level / level_unit()) * (float(codes) / largest);
+      const int wide = int(std::lround(float(level / level_unit()) * (float(128 * codes) / largest)));
+      rounded.push_back(step * (shares_in_15_bits() ? product15(product15(wide, share), 256)
+                                                    : double(std::nearbyint(whole))));
+    }
     for (int i = g * group(d); i < (g + 1) * group(d); ++i) out[i] = rounded[size_t(code(row, d, i))];
   }
 }

@@ -37,6 +37,8 @@ class ScaledCodec : public Codec {
   virtual const std::vector<double>& levels_of(int d) const = 0;
   // What the published levels are multiplied by to become these.
   virtual double level_unit() const { return 1; }
+  // Whether kernels make a group's levels of a row's largest by whole numbers of 15 bits.
+  virtual bool shares_in_15_bits() const { return false; }
   virtual int code(const std::byte* row, int d, int i) const = 0;
   virtual void set_code(std::byte* row, int d, int i, int code) const = 0;
   virtual uint16_t scale(const std::byte* row, int d, int g) const = 0;

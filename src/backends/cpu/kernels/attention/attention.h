@@ -48,10 +48,10 @@ struct AttentionArgs {
   const AttentionVariant* variant = nullptr;
   const float* q = nullptr;  // [n_rows][n_head * head_dim], roped at pos
   const float* q_shifted =
-      nullptr;           // the same roped at pos + shift; used for pages >= keep_pages when not null
+      nullptr;             // the same roped at pos + shift; used for pages >= keep_pages when not null
   bool q_rotated = false;  // q and q_shifted are in the basis of the key type already
-  int64_t q_stride = 0;  // floats
-  float* out = nullptr;  // [n_rows][n_head * head_dim]
+  int64_t q_stride = 0;    // floats
+  float* out = nullptr;    // [n_rows][n_head * head_dim]
   int64_t out_stride = 0;
   const graph::Row* rows = nullptr;
   int n_rows = 0;

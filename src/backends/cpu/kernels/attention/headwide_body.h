@@ -38,8 +38,9 @@ struct ImageReader {
     for (int l = 0; l < kBits; ++l) line[l] = Vec::iload(p + l * kImage);
   }
 
+  // Codes in the low bits of their bytes; what lies above is left over.
   template <int z>
-  [[gnu::always_inline]] I levels(const typename Vec::Table& table) const {
+  [[gnu::always_inline]] I codes() const {
     constexpr CodeField field = code_field(kBits, z);
     I code = line[field.line];
     if constexpr (field.at > 0) code = Vec::template shift_right<field.at>(code);
@@ -47,7 +48,11 @@ struct ImageReader {
       const I high = Vec::template shift_right<field.high_at - field.bits>(line[field.high_line]);
       code = Vec::select_bits((1 << field.bits) - 1, code, high);
     }
-    return Vec::lookup(table, code);
+    return code;
+  }
+  template <int z>
+  [[gnu::always_inline]] I levels(const typename Vec::Table& table) const {
+    return Vec::lookup(table, codes<z>());
   }
 };
 

@@ -135,7 +135,7 @@ void trellis_value_scales(const std::byte* region, int head_dim, float* scales, 
 }
 
 template <int b>
-void trellis_values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+void trellis_values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
                     const formats::TcqTable*) {
   constexpr int kLines = TrellisVectors<b>::kLines, kSliceLines = 4 * kLines;
   const TrellisVectors<b> vectors(bias);
@@ -257,7 +257,7 @@ void tcq_keys(const std::byte* region, int group, int head_dim, int bias, const 
             next ? next + (group ? 0 : group_bytes) : nullptr, images);
 }
 
-void tcq_values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+void tcq_values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
                 const formats::TcqTable* given) {
   constexpr int kLines = 3 * kImage, kSliceLines = 4 * kLines;
   const TcqVectors vectors(tcq_table(given), head_dim, bias);

@@ -5,6 +5,7 @@
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/image_source.h"
 #include "backends/cpu/kernels/attention/page_codec.h"
+#include "backends/cpu/kernels/attention/planar_image_body.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -32,8 +33,7 @@ struct ImageKeys {
     const ImageSource& source = Source::get();
     float* scales = reinterpret_cast<float*>(task.scratch);
     std::byte* images = task.scratch + sizeof(float) * kGroupKeys;
-    source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, task.next, images, scales,
-                task.tcq);
+    source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, task.next, images, scales, task.tcq);
     static constexpr int8_t kNone[16] = {};
     Keys::template score_tiles<8>(task, images, scales, Vec::load_table(kNone), task.head_dim * source.widen,
                                   still(images));
@@ -50,8 +50,7 @@ struct ImageValues {
     const typename Values::Scratch scratch(task.scratch);
     for (int i = 0; i < task.n_pieces; ++i) {
       const ValuePiece& piece = task.pieces[i];
-      source.value_scales(piece.values, task.head_dim, scratch.scales + piece.column - piece.first,
-                          task.tcq);
+      source.value_scales(piece.values, task.head_dim, scratch.scales + piece.column - piece.first, task.tcq);
     }
     typename Values::TilePieces tiles[kBlockRows];
     for (int t = 0; t < task.n_tiles; ++t) {
@@ -66,7 +65,9 @@ struct ImageValues {
       typename Values::Slice slice{};
       for (int i = 0; i < task.n_pieces; ++i) {
         std::byte* images = scratch.images + size_t(i) * kSliceImages;
-        source.values(task.pieces[i].values, task.head_dim, d, Vec::kLevelBias, images, task.tcq);
+        const ValuePiece& piece = task.pieces[i];
+        source.values(piece.values, task.head_dim, d, Vec::kLevelBias,
+                      scratch.scales + piece.column - piece.first, images, task.tcq);
         slice.pages[i] = images;
       }
       Values::template mix_tiles<8>(task, tiles, d, scratch, slice, table, still(scratch.images));
@@ -94,10 +95,14 @@ struct SharedSource {
 template <typename Vec, template <DType> typename Trellis>
 const KeyProducer* image_key_producer(DType type) {
   static constexpr KeyProducer kRows[] = {
-      image_keys<Vec, Trellis<DType::tbq2_ht>>(),       image_keys<Vec, Trellis<DType::tbq3_ht>>(),
-      image_keys<Vec, Trellis<DType::tbq4_ht>>(),       image_keys<Vec, SharedSource<DType::tbq3_0>>(),
-      image_keys<Vec, SharedSource<DType::tbq4_0>>(),   image_keys<Vec, SharedSource<DType::q4_polar>>(),
-      image_keys<Vec, SharedSource<DType::qjl1_256>>(), image_keys<Vec, Trellis<DType::tbq3_tcq>>(),
+      image_keys<Vec, Trellis<DType::tbq2_ht>>(),
+      image_keys<Vec, Trellis<DType::tbq3_ht>>(),
+      image_keys<Vec, Trellis<DType::tbq4_ht>>(),
+      image_keys<Vec, PlanarImages<Vec, DType::tbq3_0>>(),
+      image_keys<Vec, PlanarImages<Vec, DType::tbq4_0>>(),
+      image_keys<Vec, PlanarImages<Vec, DType::q4_polar>>(),
+      image_keys<Vec, PlanarImages<Vec, DType::qjl1_256>>(),
+      image_keys<Vec, Trellis<DType::tbq3_tcq>>(),
   };
   for (const KeyProducer& row : kRows)
     if (row.type == type) return &row;
@@ -107,9 +112,12 @@ const KeyProducer* image_key_producer(DType type) {
 template <typename Vec, template <DType> typename Trellis>
 const ValueProducer* image_value_producer(DType type) {
   static constexpr ValueProducer kRows[] = {
-      image_values<Vec, Trellis<DType::tbq2_ht>>(),     image_values<Vec, Trellis<DType::tbq3_ht>>(),
-      image_values<Vec, Trellis<DType::tbq4_ht>>(),     image_values<Vec, SharedSource<DType::tbq3_0>>(),
-      image_values<Vec, SharedSource<DType::tbq4_0>>(), image_values<Vec, SharedSource<DType::q4_polar>>(),
+      image_values<Vec, Trellis<DType::tbq2_ht>>(),
+      image_values<Vec, Trellis<DType::tbq3_ht>>(),
+      image_values<Vec, Trellis<DType::tbq4_ht>>(),
+      image_values<Vec, PlanarImages<Vec, DType::tbq3_0>>(),
+      image_values<Vec, PlanarImages<Vec, DType::tbq4_0>>(),
+      image_values<Vec, PlanarImages<Vec, DType::q4_polar>>(),
       image_values<Vec, Trellis<DType::tbq3_tcq>>(),
   };
   for (const ValueProducer& row : kRows)

@@ -4,11 +4,9 @@
 #include <cstring>
 
 #include "backends/cpu/kernels/attention/headwide_tables.h"
-#include "base/mutation.h"
-#include "formats/q4_polar.h"
-#include "formats/qjl1_256.h"
+#include "backends/cpu/kernels/attention/planar_image_body.h"
+#include "backends/cpu/kernels/simd/vec_generic.h"
 #include "formats/rounding.h"
-#include "formats/tbq_0.h"
 #include "formats/tbq_ht.h"
 
 namespace kvasir::cpu {
@@ -93,7 +91,7 @@ struct TrellisSource {
     half_scales(region + head_wide_scales(b, head_dim), kTokens, scales);
   }
 
-  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+  static void values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
                      const formats::TcqTable*) {
     const uint8_t* table = trellis_bytes(b, bias != 0).level;
     const int before = (d + head_dim - 32) % head_dim / 32 * 4 + 1;  // the block of the 16 dimensions before
@@ -162,7 +160,7 @@ struct TcqSource {
     for (int t = 0; t < kTokens; ++t) scales[t] = shares.top[t] * tcq_table(given).step;
   }
 
-  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
+  static void values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
                      const formats::TcqTable* given) {
     const formats::TcqTable& table = tcq_table(given);
     const TcqShares shares(region, head_dim, 0, kTokens);
@@ -191,158 +189,20 @@ struct TcqSource {
   }
 };
 
-// What the block types differ in. kDims: image dimensions a block; kUnit times a level is a value of scale 1.
-template <typename Block>
-struct BlockLevels;
-
-template <>
-struct BlockLevels<formats::BlockTbq3_0> {
-  static constexpr int kDims = 32, kCodes = 8;
-  static constexpr float kUnit = 1;
-  static float scale(const formats::BlockTbq3_0& block) { return f16_to_f32(block.d); }
-  static float level(int code) { return formats::kTbq3Levels[code]; }
-  static void codes(const formats::BlockTbq3_0& block, int, uint8_t* out) {
-    for (int i = 0; i < 32; i += 8) {
-      uint32_t bits = 0;
-      std::memcpy(&bits, block.codes + i / 8 * 3, 3);
-      for (int j = 0; j < 8; ++j) out[i + j] = uint8_t(bits >> (3 * j) & 7);
-    }
-  }
-};
-
-template <>
-struct BlockLevels<formats::BlockTbq4_0> {
-  static constexpr int kDims = 32, kCodes = 16;
-  static constexpr float kUnit = 1;
-  static float scale(const formats::BlockTbq4_0& block) { return f16_to_f32(block.d); }
-  static float level(int code) { return formats::kTbq4Levels[code]; }
-  static void codes(const formats::BlockTbq4_0& block, int, uint8_t* out) {
-    for (int i = 0; i < 16; ++i) out[i] = block.codes[i] & 15, out[i + 16] = block.codes[i] >> 4;
-  }
-};
-
-template <>
-struct BlockLevels<formats::BlockQ4Polar> {
-  static constexpr int kDims = 128, kCodes = 16;
-  static constexpr float kUnit = formats::kInverseRoot128;
-  static float scale(const formats::BlockQ4Polar& block) { return f16_to_f32(block.d); }
-  static float level(int code) { return formats::kPolarLevels[code]; }
-  static void codes(const formats::BlockQ4Polar& block, int first, uint8_t* out) {
-    for (int i = 0; i < 16; ++i)
-      out[2 * i] = block.codes[first / 2 + i] & 15, out[2 * i + 1] = block.codes[first / 2 + i] >> 4;
-  }
-};
-
-template <>
-struct BlockLevels<formats::BlockQjl1_256> {
-  static constexpr int kDims = 256, kCodes = 2;
-  static constexpr float kUnit = formats::kSketchScale;
-  static float scale(const formats::BlockQjl1_256& block) { return bf16_to_f32(block.norm); }
-  static float level(int code) { return code ? 1.0f : -1.0f; }
-  static void codes(const formats::BlockQjl1_256& block, int first, uint8_t* out) {
-    for (int i = 0; i < 32; ++i) out[i] = block.signs[(first + i) / 8] >> (i % 8) & 1;
-  }
-};
-
-template <typename Block>
-struct BlockSource {
-  using Levels = BlockLevels<Block>;
-  static constexpr int kDims = Levels::kDims, kCodes = Levels::kCodes;
-
-  // One row's scale and the bytes of each of its blocks' codes.
-  struct Row {
-    const Block* blocks;
-    float top = 0;
-    Row(const std::byte* region, int head_dim, int token)
-        : blocks(reinterpret_cast<const Block*>(region) + size_t(token) * size_t(head_dim / Block::kValues)) {
-      for (int b = 0; b < head_dim / Block::kValues; ++b) {
-        const float d = Levels::scale(blocks[b]);
-        top = d > top ? d : top;
-      }
-    }
-    float scale() const { return top * (Levels::kUnit * Levels::level(kCodes - 1) / 127.0f); }
-    void table(int b, int bias, uint8_t* out) const {
-      const float d = Levels::scale(blocks[b]);
-      const float share = d > 0 ? d / top : 0.0f;
-      for (int i = 0; i < kCodes; ++i) {
-        const float whole = Levels::level(i) * (127.0f / Levels::level(kCodes - 1));
-        out[i] = uint8_t(formats::nearest_int(whole * share) + bias);
-        if (mutated(Mutation::kBlockLevel) && i == 2) out[i] += 3;
-      }
-    }
-  };
-
-  // Bytes of image dimensions d .. d + 31 of a row whose block's table is `table`.
-  static void bytes(const Row& row, int d, const uint8_t* table, uint8_t* out) {
-    uint8_t codes[32];
-    Levels::codes(row.blocks[d / kDims], d % kDims, codes);
-    for (int i = 0; i < 32; ++i) out[i] = table[codes[i]];
-  }
-
-  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
-                   std::byte* images, float* scales, const formats::TcqTable*) {
-    const int dims = head_dim / Block::kValues * kDims;
-    for (int t = 0; t < 32; ++t) {
-      const Row row(region, head_dim, group * 32 + t);
-      scales[t] =
-          mutated(Mutation::kBlockScale) ? Row(region, head_dim, (group * 32 + t) ^ 1).scale() : row.scale();
-      std::byte* out = images + t / 16 * kImageBytes + t % 16 * 4;
-      uint8_t table[16], values[32];
-      for (int d = 0; d < dims; d += 32) {
-        if (d % kDims == 0) row.table(d / kDims, bias, table);
-        bytes(row, d, table, values);
-        for (int i = 0; i < 32; i += 4, out += 2 * kImageBytes) std::memcpy(out, values + i, 4);
-      }
-    }
-  }
-
-  static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
-    for (int t = 0; t < kTokens; ++t) scales[t] = Row(region, head_dim, t).scale();
-  }
-
-  static void values(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
-                     const formats::TcqTable*) {
-    for (int t = 0; t < kTokens; t += 4) {
-      uint8_t table[16], four[4][32];
-      for (int j = 0; j < 4; ++j) {
-        const Row row(region, head_dim, t + j);
-        row.table(d / kDims, bias, table);
-        bytes(row, d, table, four[j]);
-      }
-      std::byte* out = images + t / 32 * 2 * kBlockBytes + t % 32 / 4 * kImageBytes;
-      for (int i = 0; i < 32; ++i) {
-        const uint8_t word[4] = {four[0][i], four[1][i], four[2][i], four[3][i]};
-        std::memcpy(out + i / 16 * kBlockBytes + i % 16 * 4, word, 4);
-      }
-    }
-  }
-};
-
-void sketch(const float* q, int head_dim, float* out) {
-  for (int d = 0; d < head_dim; d += 128) formats::qjl_sketch(q + d, out + 2 * d);
-  if (mutated(Mutation::kSketchSign)) out[7] = -out[7];
-}
-
 template <int b>
 constexpr ImageSource trellis_source(DType type) {
   using S = TrellisSource<b>;
   return {type, 1, nullptr, S::keys, S::value_scales, S::values};
 }
-template <typename Block>
-constexpr ImageSource block_source(DType type) {
-  using S = BlockSource<Block>;
-  return {type, 1, nullptr, S::keys, S::value_scales, S::values};
-}
-
 constexpr ImageSource kSources[] = {
     trellis_source<2>(DType::tbq2_ht),
     trellis_source<3>(DType::tbq3_ht),
     trellis_source<4>(DType::tbq4_ht),
-    block_source<formats::BlockTbq3_0>(DType::tbq3_0),
-    block_source<formats::BlockTbq4_0>(DType::tbq4_0),
-    block_source<formats::BlockQ4Polar>(DType::q4_polar),
+    PlanarImages<generic::Vec, DType::tbq3_0>::kSource,
+    PlanarImages<generic::Vec, DType::tbq4_0>::kSource,
+    PlanarImages<generic::Vec, DType::q4_polar>::kSource,
     {DType::tbq3_tcq, 1, nullptr, TcqSource::keys, TcqSource::value_scales, TcqSource::values},
-    {DType::qjl1_256, 2, sketch, BlockSource<formats::BlockQjl1_256>::keys, nullptr, nullptr},
+    PlanarImages<generic::Vec, DType::qjl1_256>::kSource,
 };
 
 }  // namespace

@@ -3,9 +3,9 @@
 // scale a token. A token's value is scale * byte:
 //   tbq2_ht tbq3_ht tbq4_ht   the table's own int8 level and the row's f16 scale: exact
 //   blocks of a scale d_b and levels l (tbq3_0 tbq4_0 q4_polar, and qjl1_256 as its 256 signs):
-//     scale = max_b d_b * L / 127, L the largest |l|; byte = nearest((127 l / L) * (d_b / max_b d_b))
-//     so a value is off by at most scale / 2, 1 / 254 of the row's largest possible value (and a few units of
-//     f32's last place)
+//     scale = max_b d_b * L / 127, L the largest |l|; byte = (127 l / L) * (d_b / max_b d_b), rounded twice
+//     (planar_image_body.h): off by at most 0.52, so a value is off by at most 0.52 scale, 1 / 244 of the
+//     row's largest possible value
 //   tbq3_tcq, blocks of a scale d_b and levels of a table (formats/tcq_table.h): scale = max_b d_b * step,
 //     share_b = min(32767, nearest(32768 d_b / max_b d_b)), byte = floor((rounded level * share_b + 16384) /
 //     32768): the rounded level itself in a head of 128, else off by 1/2 + 127 / 65536 at most
@@ -33,9 +33,9 @@ struct ImageSource {
                std::byte* images, float* scales, const formats::TcqTable* table);
   // Scales of the 64 values of a region.
   void (*value_scales)(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table);
-  // Dimensions d .. d + 31 of a page of values: images [4][8][64].
-  void (*values)(const std::byte* region, int head_dim, int d, int bias, std::byte* images,
-                 const formats::TcqTable* table);
+  // Dimensions d .. d + 31 of a page of values, given what value_scales made of it: images [4][8][64].
+  void (*values)(const std::byte* region, int head_dim, int d, int bias, const float* scales,
+                 std::byte* images, const formats::TcqTable* table);
 };
 
 // nullptr for types that are not expanded. Keys of qjl1_256 only: its value functions are null.

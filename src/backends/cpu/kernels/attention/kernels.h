@@ -39,7 +39,7 @@ struct ScoreTask {
   int next_group;
   const std::byte* values[4];
   float* scores;
-  std::byte* scratch;  // kProducerScratch bytes
+  std::byte* scratch;                      // kProducerScratch bytes
   const formats::TcqTable* tcq = nullptr;  // of tbq3_tcq; null: Kvasir's own
 };
 
@@ -59,13 +59,13 @@ struct MixTask {
   int n_tiles;
   const int* lo;  // positions [lo, hi) each row sees, [kBlockRows]
   const int* hi;
-  int chunk_begin;             // position of column 0
-  const float* weights;        // [kBlockRows][kChunk], zero where a row sees nothing
-  const float* keep;           // [kBlockRows]
-  const float* blend;          // [kBlockRows]
-  const std::byte* next_keys;  // key region that is read after this chunk, or null
-  float* out;                  // [kBlockRows][head_dim]
-  std::byte* scratch;          // kProducerScratch bytes
+  int chunk_begin;                         // position of column 0
+  const float* weights;                    // [kBlockRows][kChunk], zero where a row sees nothing
+  const float* keep;                       // [kBlockRows]
+  const float* blend;                      // [kBlockRows]
+  const std::byte* next_keys;              // key region that is read after this chunk, or null
+  float* out;                              // [kBlockRows][head_dim]
+  std::byte* scratch;                      // kProducerScratch bytes
   const formats::TcqTable* tcq = nullptr;  // as in ScoreTask
 };
 

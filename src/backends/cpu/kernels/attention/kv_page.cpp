@@ -172,17 +172,70 @@ void unpack_tcq(KvSide side, int head_dim, const std::byte* region, int token, s
 // Codes and symbols lie alike.
 int plane_bits(DType type) { return head_wide_bits(type) | trellis_bits(type); }
 
-// Types whose kernels spread a row at a time: 64 wire rows one after the other.
-bool rows_in_order(DType type) {
-  return type == DType::tbq3_0 || type == DType::tbq4_0 || type == DType::q4_polar || type == DType::qjl1_256;
+// First bit of code i in the wire block of a published type.
+int code_bit(DType type, int i) {
+  switch (type) {
+    case DType::tbq3_0:
+      return 16 + 3 * i;
+    case DType::tbq4_0:
+      return 16 + i % 16 * 8 + i / 16 * 4;
+    case DType::q4_polar:
+      return 16 + 4 * i;
+    default:  // qjl1_256
+      return i;
+  }
+}
+
+struct PlanarBlock {
+  const PlanarForm form;
+  size_t bytes, scale_at, residual_at;  // of a wire block
+  explicit PlanarBlock(DType type)
+      : form(planar_form(type)),
+        bytes(size_t(form.bits * form.dims) / 8 + 2 + size_t(form.residual)),
+        scale_at(type == DType::qjl1_256 ? 32 : 0),
+        residual_at(bytes - size_t(form.residual)) {}
+  size_t scale_plane(KvSide side, int head_dim, int b, int token) const {
+    return side == KvSide::kKey ? form.key_scale(head_dim, b, token) : form.value_scale(head_dim, b, token);
+  }
+};
+
+void pack_planar(DType type, KvSide side, int head_dim, const std::byte* wire, int token, std::byte* region) {
+  const PlanarBlock block(type);
+  const PlanarForm& form = block.form;
+  const int n = form.n_blocks(head_dim), dims = n * form.dims;
+  for (int b = 0; b < n; ++b, wire += block.bytes) {
+    for (int i = 0; i < form.dims; ++i) {
+      const int at = code_bit(type, i), over = at % 8 + form.bits - 8;
+      int code = get_bits(wire[at / 8], over > 0 ? form.bits - over : form.bits, at % 8);
+      if (over > 0) code |= get_bits(wire[at / 8 + 1], over, 0) << (form.bits - over);
+      put_code(form.bits, side, dims, token, b * form.dims + i, code, region);
+    }
+    std::memcpy(region + block.scale_plane(side, head_dim, b, token), wire + block.scale_at, 2);
+    std::memcpy(region + form.residuals(head_dim, token) + size_t(b * form.residual),
+                wire + block.residual_at, size_t(form.residual));
+  }
+}
+
+void unpack_planar(DType type, KvSide side, int head_dim, const std::byte* region, int token,
+                   std::byte* wire) {
+  const PlanarBlock block(type);
+  const PlanarForm& form = block.form;
+  const int n = form.n_blocks(head_dim), dims = n * form.dims;
+  for (int b = 0; b < n; ++b, wire += block.bytes) {
+    for (int i = 0; i < form.dims; ++i) {
+      const int at = code_bit(type, i), over = at % 8 + form.bits - 8;
+      const int code = get_code(form.bits, side, dims, token, b * form.dims + i, region);
+      put_bits(wire + at / 8, over > 0 ? form.bits - over : form.bits, at % 8, code);
+      if (over > 0) put_bits(wire + at / 8 + 1, over, 0, code >> (form.bits - over));
+    }
+    std::memcpy(wire + block.scale_at, region + block.scale_plane(side, head_dim, b, token), 2);
+    std::memcpy(wire + block.residual_at,
+                region + form.residuals(head_dim, token) + size_t(b * form.residual), size_t(form.residual));
+  }
 }
 
 template <typename Move>
 void walk(DType type, KvSide side, int head_dim, int token, const Move& move) {
-  if (rows_in_order(type)) {
-    const size_t row = formats::require(type).row_bytes(head_dim);
-    return move(size_t(token) * row, 0, row);
-  }
   if (const int size = plain_bytes(type)) return walk_plain(size, side, head_dim, token, move);
   walk_blocks(block_form(type), side, head_dim, token, move);
 }
@@ -194,12 +247,13 @@ KvPage::KvPage(DType k, DType v, int head_dim)
 
 bool kv_page_knows(DType type) {
   return plain_bytes(type) != 0 || block_form(type).codes != 0 || plane_bits(type) != 0 ||
-         type == DType::tbq3_tcq || rows_in_order(type);
+         type == DType::tbq3_tcq || planar_form(type).bits != 0;
 }
 
 void pack_row(DType type, KvSide side, int head_dim, const std::byte* wire, int token, std::byte* region) {
   if (const int bits = plane_bits(type)) return pack_head_wide(bits, side, head_dim, wire, token, region);
   if (type == DType::tbq3_tcq) return pack_tcq(side, head_dim, wire, token, region);
+  if (planar_form(type).bits) return pack_planar(type, side, head_dim, wire, token, region);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(region + at, wire + from, bytes); });
 }
@@ -207,6 +261,7 @@ void pack_row(DType type, KvSide side, int head_dim, const std::byte* wire, int 
 void unpack_row(DType type, KvSide side, int head_dim, const std::byte* region, int token, std::byte* wire) {
   if (const int bits = plane_bits(type)) return unpack_head_wide(bits, side, head_dim, region, token, wire);
   if (type == DType::tbq3_tcq) return unpack_tcq(side, head_dim, region, token, wire);
+  if (planar_form(type).bits) return unpack_planar(type, side, head_dim, region, token, wire);
   walk(type, side, head_dim, token,
        [&](size_t at, size_t from, size_t bytes) { std::memcpy(wire + from, region + at, bytes); });
 }

@@ -31,7 +31,11 @@
 //     scales      f16 [64]                               (t)
 //     before      u8 [64]: bits 0-5 of a row's stream, the two symbols before the first; above them its last
 //     two bits last        u8 [64]: a row's last byte
-//   tbq3_0 tbq4_0 q4_polar qjl1_256: 64 wire rows one after the other
+//   tbq3_0 tbq4_0 q4_polar qjl1_256 (PlanarForm): codes as head-wide types of as many bits, of qjl1_256 the 2
+//   head_dim signs of a row (1 bit: image z in bit z), then, of n blocks of one scale each,
+//     scales      keys    f16 (qjl1_256: bf16) [2][n][32]    (t / 32, b, t % 32)
+//                 values  f16 [n][64]                        (b, t)
+//     residual    u8 [64][n][16]                             q4_polar only
 //   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
 //   quarter of the 3-bit codes take two shifts and a select, which separate planes would need for all.
 #pragma once
@@ -69,6 +73,43 @@ struct BlockForm {
 };
 inline constexpr BlockForm kQ8Form{32, 0}, kQ5Form{16, 4}, kQ4Form{16, 0};
 
+// A published type's wire block of one scale and where its parts lie in a region.
+struct PlanarForm {
+  int bits = 0;      // a code
+  int values = 0;    // a block
+  int dims = 0;      // codes a block: of qjl1_256, 256 signs for 128 values
+  int residual = 0;  // bytes a block
+  constexpr int n_blocks(int head_dim) const { return head_dim / values; }
+  constexpr size_t code_bytes(int head_dim) const {
+    return size_t(graph::kPageTokens) * size_t(n_blocks(head_dim) * dims) / 8 * size_t(bits);
+  }
+  // Of the two-byte scales.
+  constexpr size_t key_scale(int head_dim, int b, int t) const {
+    return code_bytes(head_dim) + (size_t(t / 32) * n_blocks(head_dim) + b) * 64 + size_t(t % 32) * 2;
+  }
+  constexpr size_t value_scale(int head_dim, int b, int t) const {
+    return code_bytes(head_dim) + (size_t(b) * graph::kPageTokens + t) * 2;
+  }
+  constexpr size_t residuals(int head_dim, int t) const {
+    const size_t n = size_t(n_blocks(head_dim));
+    return code_bytes(head_dim) + graph::kPageTokens * 2 * n + size_t(t) * n * size_t(residual);
+  }
+};
+constexpr PlanarForm planar_form(DType type) {
+  switch (type) {
+    case DType::tbq3_0:
+      return {3, 32, 32, 0};
+    case DType::tbq4_0:
+      return {4, 32, 32, 0};
+    case DType::q4_polar:
+      return {4, 128, 128, 16};
+    case DType::qjl1_256:
+      return {1, 128, 256, 0};
+    default:
+      return {};
+  }
+}
+
 // Where a code of a block of a head-wide type lies: `bits` bits of it at bit `at` of line `line`, and, when
 // high_line >= 0, the bit above them at bit high_at of line high_line.
 struct CodeField {
@@ -77,6 +118,7 @@ struct CodeField {
 constexpr CodeField code_field(int code_bits, int image) {
   if (code_bits == 4) return {image / 2, image % 2 * 4, 4, -1, 0};
   if (code_bits == 2) return {image / 4, image % 4 * 2, 2, -1, 0};
+  if (code_bits == 1) return {0, image, 1, -1, 0};
   if (image < 6) return {image / 2, image % 2 * 3, 3, -1, 0};
   return {image - 6, 6, 2, 2, image};
 }

@@ -70,6 +70,7 @@ struct Vec {
   }
   static I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
   static I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
+  static I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
   static I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
   template <int n>
   static I shift_left32(I a) {
@@ -131,6 +132,27 @@ struct Vec {
     return add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(levels), _mm256_sign_epi8(words, levels)));
   }
   static I dot7(I acc, I levels, I words) { return add_pairs(acc, _mm256_maddubs_epi16(words, levels)); }
+
+  struct WideTable {
+    __m256i low, high;  // bytes of the levels
+  };
+  static WideTable load_wide_table(const int16_t* levels) {
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)),
+                  b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels + 8)),
+                  mask = _mm_set1_epi16(0xff);
+    const __m128i low = _mm_packus_epi16(_mm_and_si128(a, mask), _mm_and_si128(b, mask)),
+                  high = _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
+    return {_mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high)};
+  }
+  static void lookup_wide(const WideTable& table, I codes, I& even, I& odd) {
+    const I index = _mm256_and_si256(codes, _mm256_set1_epi8(15)), mask = _mm256_set1_epi16(0xff);
+    const I low = _mm256_shuffle_epi8(table.low, index), high = _mm256_shuffle_epi8(table.high, index);
+    even = _mm256_or_si256(_mm256_and_si256(low, mask), _mm256_slli_epi16(high, 8));
+    odd = _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(mask, high));
+  }
+  static I join_bytes(I even, I odd) {
+    return _mm256_or_si256(_mm256_and_si256(even, _mm256_set1_epi16(0xff)), _mm256_slli_epi16(odd, 8));
+  }
 
   static F sqrt(F a) { return _mm256_sqrt_ps(a); }
   static I count_less(I count, F x, F y) {

@@ -75,6 +75,7 @@ struct Vec {
   }
   static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
   static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+  static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
   static I sub16(I a, I b) { return _mm512_sub_epi16(a, b); }
   template <int n>
   static I shift_left32(I a) {
@@ -132,6 +133,21 @@ struct Vec {
   static I dot8(I acc, I levels, I words) { return _mm512_dpbusd_epi32(acc, levels, words); }
   // The same for words in 0 .. 127.
   static I dot7(I acc, I levels, I words) { return _mm512_dpbusd_epi32(acc, levels, words); }
+
+  // 16-bit levels, 16 of period 2^kBits: the low bits of every even byte of `codes` index them into the
+  // halves of `even`, those of every odd byte into `odd`; what lies above is ignored.
+  using WideTable = __m512i;
+  static WideTable load_wide_table(const int16_t* levels) {
+    return _mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(levels)));
+  }
+  static void lookup_wide(WideTable table, I codes, I& even, I& odd) {
+    even = _mm512_maskz_permutexvar_epi16(~0u, codes, table);
+    odd = _mm512_maskz_permutexvar_epi16(~0u, _mm512_maskz_srli_epi16(~0u, codes, 8), table);
+  }
+  // Low bytes of the halves of `even` and `odd`, in turn.
+  static I join_bytes(I even, I odd) {
+    return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_maskz_slli_epi16(~0u, odd, 8));
+  }
 
   static F sqrt(F a) { return _mm512_maskz_sqrt_ps(kAll, a); }
   static I count_less(I count, F x, F y) {  // count + (x < y)

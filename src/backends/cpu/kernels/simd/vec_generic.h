@@ -72,6 +72,7 @@ struct Vec {
   static I load_u8_wide16(const void* p) { return I(__builtin_convertvector(read<UB8>(p), US)); }
   static I bit_and(I a, I b) { return a & b; }
   static I bit_or(I a, I b) { return a | b; }
+  static I bit_xor(I a, I b) { return a ^ b; }
   static I sub16(I a, I b) { return I(S(a) - S(b)); }
   template <int n>
   static I shift_left32(I a) {
@@ -138,6 +139,21 @@ struct Vec {
     return acc + low(pairs) + (pairs >> 16);
   }
   static I dot7(I acc, I levels, I words) { return dot8(acc, levels, words); }
+
+  struct WideTable {
+    int16_t level[16];
+  };
+  static WideTable load_wide_table(const int16_t* levels) { return read<WideTable>(levels); }
+  static void lookup_wide(const WideTable& table, I codes, I& even, I& odd) {
+    const US index = US(codes) & 0x0f0f;
+    US low, high;
+    for (int i = 0; i < 2 * kN; ++i) {
+      low[i] = uint16_t(table.level[index[i] & 15]);
+      high[i] = uint16_t(table.level[index[i] >> 8]);
+    }
+    even = I(low), odd = I(high);
+  }
+  static I join_bytes(I even, I odd) { return I((US(even) & 0xff) | (US(odd) << 8)); }
 
   static F sqrt(F a) {
     for (int i = 0; i < kN; ++i) a[i] = __builtin_sqrtf(a[i]);

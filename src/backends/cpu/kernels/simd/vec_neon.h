@@ -56,6 +56,7 @@ struct Vec {
   }
   static I bit_and(I a, I b) { return vandq_s32(a, b); }
   static I bit_or(I a, I b) { return vorrq_s32(a, b); }
+  static I bit_xor(I a, I b) { return veorq_s32(a, b); }
   static I sub16(I a, I b) {
     return vreinterpretq_s32_s16(vsubq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
   }
@@ -112,6 +113,23 @@ struct Vec {
     return vdotq_s32(acc, vreinterpretq_s8_s32(levels), vreinterpretq_s8_s32(words));
   }
   static I dot7(I acc, I levels, I words) { return dot8(acc, levels, words); }
+
+  struct WideTable {
+    uint8x16_t low, high;  // bytes of the levels
+  };
+  static WideTable load_wide_table(const int16_t* levels) {
+    const uint8x16x2_t bytes = vld2q_u8(reinterpret_cast<const uint8_t*>(levels));
+    return {bytes.val[0], bytes.val[1]};
+  }
+  static void lookup_wide(const WideTable& table, I codes, I& even, I& odd) {
+    const uint8x16_t index = vandq_u8(vreinterpretq_u8_s32(codes), vdupq_n_u8(15));
+    const uint8x16_t low = vqtbl1q_u8(table.low, index), high = vqtbl1q_u8(table.high, index);
+    even = vreinterpretq_s32_u8(vtrn1q_u8(low, high));
+    odd = vreinterpretq_s32_u8(vtrn2q_u8(low, high));
+  }
+  static I join_bytes(I even, I odd) {
+    return vreinterpretq_s32_u8(vtrn1q_u8(vreinterpretq_u8_s32(even), vreinterpretq_u8_s32(odd)));
+  }
 
   static F sqrt(F a) { return vsqrtq_f32(a); }
   static I count_less(I count, F x, F y) { return vsubq_s32(count, vreinterpretq_s32_u32(vcltq_f32(x, y))); }

@@ -1,0 +1,168 @@
+// Images of the published types (tbq3_0 tbq4_0 q4_polar, keys of qjl1_256) by whole numbers only, so that
+// every ISA makes the same bytes (image_source.h has the errors):
+//   scale   = max_b d_b * unit * L / 127                     of a row; L the largest |level|
+//   share_b = min(32767, nearest(32768 d_b * (unit * L / 127) / scale))       of a block, 15 bits
+//   byte    = (((level16 * share_b + 2^14) >> 15) + 64) >> 7,   level16 = nearest(128 * 127 * level / L)
+// Included into an unnamed namespace by image_source.cpp and by the image file of each ISA.
+#pragma once
+#include "backends/cpu/kernels/attention/headwide_body.h"
+#include "backends/cpu/kernels/attention/image_source.h"
+#include "base/mutation.h"
+#include "formats/q4_polar.h"
+#include "formats/qjl1_256.h"
+#include "formats/tbq_0.h"
+
+namespace kvasir::cpu {
+namespace {
+
+struct PlanarLevels {
+  alignas(32) int16_t level[16];  // level16, of period 2^bits
+  float step;                     // unit * L / 127
+};
+template <int n>
+constexpr PlanarLevels planar_levels(const float (&levels)[n], float unit) {
+  PlanarLevels out{};
+  const float top = levels[n - 1];
+  for (int i = 0; i < 16; ++i) {
+    const float exact = levels[i % n] * (16256.0f / top);
+    out.level[i] = int16_t(exact < 0 ? exact - 0.5f : exact + 0.5f);
+  }
+  out.step = unit * top / 127.0f;
+  return out;
+}
+inline constexpr float kSignLevels[2] = {-1.0f, 1.0f};
+
+template <DType type>
+constexpr PlanarLevels planar_levels_of() {
+  if constexpr (type == DType::tbq3_0)
+    return planar_levels(formats::kTbq3Levels, 1.0f);
+  else if constexpr (type == DType::tbq4_0)
+    return planar_levels(formats::kTbq4Levels, 1.0f);
+  else if constexpr (type == DType::q4_polar)
+    return planar_levels(formats::kPolarLevels, formats::kInverseRoot128);
+  else
+    return planar_levels(kSignLevels, formats::kSketchScale);
+}
+
+template <typename Vec, DType type>
+struct PlanarImages {
+  using F = typename Vec::F;
+  using I = typename Vec::I;
+  using Scale = std::conditional_t<type == DType::qjl1_256, BF16, F16>;
+  static constexpr int n = Vec::kN;
+  static constexpr PlanarForm kForm = planar_form(type);
+  static constexpr PlanarLevels kLevels = planar_levels_of<type>();
+  static constexpr int kLines = kForm.bits * kImage, kMaxBlocks = kMaxHeadDim / kForm.values;
+
+  static F load_scales(const std::byte* p) { return Vec::load(reinterpret_cast<const Scale*>(p)); }
+  static F inverse_of(F scale) {
+    return Vec::if_less(Vec::zero(), scale, Vec::div(Vec::set1(1.0f), scale), Vec::zero());
+  }
+  static I share_of(F d, F inverse) {
+    const F share = Vec::mul(Vec::mul(d, Vec::set1(kLevels.step * 32768.0f)), inverse),
+            top = Vec::set1(32767.0f);
+    return Vec::to_int(Vec::max(Vec::if_less(share, top, share, top), Vec::zero()));
+  }
+  [[gnu::always_inline]] static I bytes(const typename Vec::WideTable& table, I codes, I even_share,
+                                        I odd_share) {
+    const I to_byte = Vec::iset1(0x01000100);
+    I even, odd;
+    Vec::lookup_wide(table, codes, even, odd);
+    even = Vec::mul_round15(Vec::mul_round15(even, even_share), to_byte);
+    odd = Vec::mul_round15(Vec::mul_round15(odd, odd_share), to_byte);
+    return Vec::join_bytes(even, odd);
+  }
+
+  static typename Vec::WideTable table() {
+    if (mutated(Mutation::kBlockLevel)) {
+      alignas(32) int16_t levels[16];
+      for (int i = 0; i < 16; ++i) levels[i] = int16_t(kLevels.level[i] + (i == 2 ? 3 * 128 : 0));
+      return Vec::load_wide_table(levels);
+    }
+    return Vec::load_wide_table(kLevels.level);
+  }
+
+  // Scales of n tokens, `stride` bytes from block to block.
+  static F row_scale(const std::byte* plane, size_t stride, int n_blocks) {
+    F top = Vec::zero();
+    for (int b = 0; b < n_blocks; ++b) top = Vec::max(load_scales(plane + size_t(b) * stride), top);
+    return Vec::mul(top, Vec::set1(kLevels.step));
+  }
+
+  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
+                   std::byte* images, float* scales, const formats::TcqTable*) {
+    const int n_blocks = kForm.n_blocks(head_dim), n_images = n_blocks * kForm.dims / kBlockDims;
+    alignas(64) int32_t shares[kMaxBlocks][kGroupKeys];  // in both halves
+    const std::byte* plane = region + kForm.key_scale(head_dim, 0, group * kGroupKeys);
+    for (int t = 0; t < kGroupKeys; t += n) {
+      const F scale = row_scale(plane + t * 2, kGroupKeys * 2, n_blocks), inverse = inverse_of(scale);
+      Vec::store(scales + t, scale);
+      for (int b = 0; b < n_blocks; ++b) {
+        const I share = share_of(load_scales(plane + (b * kGroupKeys + t) * 2), inverse);
+        Vec::istore(shares[b] + t, Vec::bit_or(share, Vec::template shift_left32<16>(share)));
+      }
+    }
+    const auto levels = table();
+    const I biased = Vec::iset1(int32_t(uint32_t(bias) * 0x01010101u));
+    const size_t group_bytes = size_t(n_images) * kLines;
+    const std::byte* lines = region + size_t(group) * group_bytes;
+    if (next && group == 0) next += group_bytes;
+    for (int i = 0; i < n_images; ++i, lines += kLines, images += kBlockImages * kImage) {
+      for (int l = 0; l < kLines && next; l += kImage) __builtin_prefetch(next + i * kLines + l, 0, 3);
+      const int32_t* share = shares[i * kBlockDims / kForm.dims];
+      for (int lane = 0; lane < kImage / 4; lane += n) {
+        const ImageReader<Vec, kForm.bits> reader(lines + lane * 4);
+        static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+          const I s = Vec::iload(share + z % 2 * 16 + lane);
+          Vec::istore(images + z * kImage + lane * 4,
+                      Vec::bit_xor(biased, bytes(levels, reader.template codes<z>(), s, s)));
+        });
+      }
+    }
+  }
+
+  static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
+    const std::byte* plane = region + kForm.value_scale(head_dim, 0, 0);
+    for (int t = 0; t < kPage; t += n)
+      Vec::store(scales + t, row_scale(plane + t * 2, kPage * 2, kForm.n_blocks(head_dim)));
+  }
+
+  static void values(const std::byte* region, int head_dim, int d, int bias, const float* scales,
+                     std::byte* images, const formats::TcqTable*) {
+    alignas(64) uint16_t share[kPage];
+    const std::byte* plane = region + kForm.value_scale(head_dim, d / kForm.dims, 0);
+    for (int t = 0; t < kPage; t += n)
+      Vec::store_u16(share + t, share_of(load_scales(plane + t * 2), inverse_of(Vec::load(scales + t))));
+    const auto levels = table();
+    const I biased = Vec::iset1(int32_t(uint32_t(bias) * 0x01010101u));
+    const std::byte* lines = region + size_t(d / kSlice) * 4 * kLines;
+    for (int l = 0; l < 4 * kLines; l += kImage) __builtin_prefetch(lines + 4 * kLines + l, 0, 3);
+    for (int i = 0; i < 4; ++i, lines += kLines, images += kBlockImages * kImage)
+      for (int lane = 0; lane < kImage / 4; lane += n) {
+        const ImageReader<Vec, kForm.bits> reader(lines + lane * 4);
+        static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+          const uint16_t* s = share + i / 2 * 32 + z * 4;  // of the four tokens of every lane
+          const I even = Vec::iset1(int32_t(s[0] | uint32_t(s[2]) << 16)),
+                  odd = Vec::iset1(int32_t(s[1] | uint32_t(s[3]) << 16));
+          Vec::istore(images + z * kImage + lane * 4,
+                      Vec::bit_xor(biased, bytes(levels, reader.template codes<z>(), even, odd)));
+        });
+      }
+  }
+
+  // The sketch of a query row.
+  static void query(const float* q, int head_dim, float* out) {
+    for (int d = 0; d < head_dim; d += kForm.values)
+      formats::qjl_sketch(q + d, out + d / kForm.values * kForm.dims);
+  }
+
+  static constexpr DType kType = type;
+  static constexpr bool kKeysOnly = type == DType::qjl1_256;
+  static constexpr ImageSource kSource{
+      type, kForm.dims / kForm.values,          kKeysOnly ? query : nullptr,
+      keys, kKeysOnly ? nullptr : value_scales, kKeysOnly ? nullptr : values};
+  static const ImageSource& get() { return kSource; }
+};
+
+}  // namespace
+}  // namespace kvasir::cpu
