@@ -66,7 +66,8 @@ void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double*
   const std::vector<double>& levels = levels_of(d);
   double top = 0;
   for (int g = 0; g < d / group(d); ++g) top = std::max(top, from_f16(scale(row, d, g)));
-  const float largest = float(levels.back() / level_unit()), unit = float(level_unit()) * largest / float(codes);
+  const float largest = float(levels.back() / level_unit()),
+              unit = float(level_unit()) * largest / float(codes);
   const float inverse = top > 0 ? 1.0f / (float(top) * unit) : 0.0f;
   const double step = top * levels.back() / codes;
   for (int g = 0; g < d / group(d); ++g) {

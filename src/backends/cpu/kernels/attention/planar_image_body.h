@@ -150,10 +150,22 @@ struct PlanarImages {
       }
   }
 
-  // The sketch of a query row.
+  // The sketch of a query row, with the sums of qjl_sketch.
   static void query(const float* q, int head_dim, float* out) {
+    constexpr int kVectors = 4;
     for (int d = 0; d < head_dim; d += kForm.values)
-      formats::qjl_sketch(q + d, out + d / kForm.values * kForm.dims);
+      for (int j = 0; j < kForm.dims; j += kVectors * n, out += kVectors * n) {
+        const float* projection = formats::qjl_projection() + j;
+        F sums[kVectors];
+        for (F& sum : sums) sum = Vec::zero();
+        for (int i = 0; i < kForm.values; ++i, projection += kForm.dims) {
+          const F x = Vec::set1(q[d + i]);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v)
+            sums[v] = Vec::add(sums[v], Vec::mul(x, Vec::load(projection + v * n)));
+        }
+        for (int v = 0; v < kVectors; ++v) Vec::store(out + v * n, sums[v]);
+      }
   }
 
   static constexpr DType kType = type;
