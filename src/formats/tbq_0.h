@@ -3,9 +3,9 @@
 // one.
 //   tbq3_0: code i in bits 3 i .. 3 i + 2 of `codes`, least significant bit first
 //   tbq4_0: byte j holds code j (low nibble) and code j + 16 (high nibble)
-// Encode: v = r / sqrt(sum r^2 / 32), code = the nearest level (a tie goes to the lower code), then
-// d = sum(r level) / sum(level^2) to nearest f16; the published encoder stores d = sqrt(sum r^2 / 32). A
-// scale of 0 clears the codes.
+// Encode: v = r / sqrt(sum r^2 / 32), code = the number of midpoints between levels that are < v, then
+// d = sum(r level) / sum(level^2) to nearest f16. A scale of 0 clears the codes. The published encoder takes
+// the nearest level by its distances (a tie goes to the lower code) and stores d = sqrt(sum r^2 / 32).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -38,11 +38,34 @@ inline constexpr float kTbq4Levels[16] = {
     -2.7321365f, -2.0685055f, -1.6175243f, -1.2557391f, -0.9419147f, -0.6564307f, -0.3878412f, -0.1283243f,
     0.1283243f,  0.3878412f,  0.6564307f,  0.9419147f,  1.2557391f,  1.6175243f,  2.0685055f,  2.7321365f};
 
+template <int n>
+struct Midpoints {
+  float between[n - 1];
+  constexpr explicit Midpoints(const float (&levels)[n]) : between{} {
+    for (int i = 0; i + 1 < n; ++i) between[i] = (levels[i] + levels[i + 1]) / 2;
+  }
+};
+inline constexpr Midpoints<8> kTbq3Midpoints{kTbq3Levels};
+inline constexpr Midpoints<16> kTbq4Midpoints{kTbq4Levels};
+
 // The nearest of ascending levels; a tie goes to the lower one.
 template <int n>
 int nearest_level(const float (&levels)[n], float v) {
   int code = 0;
   while (code + 1 < n && levels[code + 1] - v < v - levels[code]) ++code;
+  return code;
+}
+
+template <int n>
+int midpoints_below(const float (&)[n], float v) {
+  const auto& midpoints = [] {
+    if constexpr (n == 8)
+      return kTbq3Midpoints;
+    else
+      return kTbq4Midpoints;
+  }();
+  int code = 0;
+  for (const float midpoint : midpoints.between) code += midpoint < v;
   return code;
 }
 
@@ -66,7 +89,9 @@ uint16_t tbq_block_codes(const float (&levels)[n], const float* x, bool publishe
   std::memset(codes, 0, 32);
   if (rms == 0) return 0;
   const float inverse = 1.0f / rms;
-  for (int i = 0; i < 32; ++i) codes[i] = uint8_t(nearest_level(levels, x[i] * inverse));
+  for (int i = 0; i < 32; ++i)
+    codes[i] =
+        uint8_t(published ? nearest_level(levels, x[i] * inverse) : midpoints_below(levels, x[i] * inverse));
   float scale = rms;
   if (!published) {
     for (int i = 0; i < 32; ++i) sums[i] = x[i] * levels[codes[i]];

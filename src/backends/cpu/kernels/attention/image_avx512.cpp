@@ -303,7 +303,7 @@ void encode_image_page(DType type, KvSide side, int head_dim, const std::byte* e
     case DType::tbq3_tcq:
       return encode_tcq_page(side, head_dim, exact, region, tcq_table(tcq));
     default:
-      return encode_page_scalar(type, side, head_dim, exact, region, tcq);
+      return encode_planar_page<Vec>(type, side, head_dim, exact, region, tcq);
   }
 }
 

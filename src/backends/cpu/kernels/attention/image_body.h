@@ -5,6 +5,7 @@
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/image_source.h"
 #include "backends/cpu/kernels/attention/page_codec.h"
+#include "backends/cpu/kernels/attention/planar_encode_body.h"
 #include "backends/cpu/kernels/attention/planar_image_body.h"
 
 namespace kvasir::cpu {
@@ -127,7 +128,8 @@ const ValueProducer* image_value_producer(DType type) {
 
 template <typename Vec>
 constexpr ImageKernels shared_image_kernels() {
-  return {image_key_producer<Vec, SharedSource>, image_value_producer<Vec, SharedSource>, encode_page_scalar};
+  return {image_key_producer<Vec, SharedSource>, image_value_producer<Vec, SharedSource>,
+          encode_planar_page<Vec>};
 }
 
 }  // namespace
