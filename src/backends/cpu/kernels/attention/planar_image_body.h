@@ -5,6 +5,9 @@
 //   byte    = (((level16 * share_b + 2^14) >> 15) + 64) >> 7,   level16 = nearest(128 * 127 * level / L)
 // Included into an unnamed namespace by image_source.cpp and by the image file of each ISA.
 #pragma once
+#include <type_traits>
+#include <utility>
+
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/image_source.h"
 #include "base/mutation.h"
@@ -102,6 +105,8 @@ struct PlanarImages {
         Vec::istore(shares[b] + t, Vec::bit_or(share, Vec::template shift_left32<16>(share)));
       }
     }
+    if (mutated(Mutation::kBlockScale))
+      for (int t = 0; t < kGroupKeys; t += 2) std::swap(scales[t], scales[t + 1]);
     const auto levels = table();
     const I biased = Vec::iset1(int32_t(uint32_t(bias) * 0x01010101u));
     const size_t group_bytes = size_t(n_images) * kLines;
@@ -152,6 +157,7 @@ struct PlanarImages {
 
   // The sketch of a query row, with the sums of qjl_sketch.
   static void query(const float* q, int head_dim, float* out) {
+    float* const begin = out;
     constexpr int kVectors = 4;
     for (int d = 0; d < head_dim; d += kForm.values)
       for (int j = 0; j < kForm.dims; j += kVectors * n, out += kVectors * n) {
@@ -166,6 +172,7 @@ struct PlanarImages {
         }
         for (int v = 0; v < kVectors; ++v) Vec::store(out + v * n, sums[v]);
       }
+    if (mutated(Mutation::kSketchSign)) begin[7] = -begin[7];
   }
 
   static constexpr DType kType = type;
