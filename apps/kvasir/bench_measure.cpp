@@ -199,7 +199,8 @@ BenchSetup resolve(const engine::Model& model, BenchSetup setup, const BenchPlan
   question.flash = setup.flash_attention;
   const decide::Row row = decide_cache(model, question);
   if (!plan.quiet) note("cache types decided: {}", row.reason);
-  if (!row.no_memory) setup.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding, setup.kv.tcq};
+  if (row.no_memory) fail(ErrorCode::kNoMemory, "{}", row.reason);
+  setup.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding, setup.kv.tcq};
   return setup;
 }
 

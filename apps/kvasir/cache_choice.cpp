@@ -56,7 +56,7 @@ CacheQuestion cache_question(const Args& args) {
 
 decide::Row decide_cache(const engine::Model& model, const CacheQuestion& question) {
   const decide::ModelGeometry geometry = decide::read_geometry(model.file());
-  const auto quality = stored_quality(geometry.fingerprint);
+  const auto quality = current_quality(geometry.fingerprint);
   decide::Request request;
   request.n_ctx = question.n_ctx;
   request.n_ubatch = question.n_ubatch;
@@ -81,8 +81,12 @@ SessionEvidence::SessionEvidence(const engine::Session& session, bool allow_unve
   if (const auto record = stored_record(backend, here)) proof = decide::summarise(*record, here);
   const std::vector<AttentionUse> uses = uses_of(session);
   std::vector<AttentionUse> unproved;
+  const bool own_table = !session.options().kv.tcq;  // a given one is not what the record was made with
+  const auto by_table = [](const AttentionUse& use) {
+    return use.k == DType::tbq3_tcq || use.v == DType::tbq3_tcq;
+  };
   for (const AttentionUse& use : uses)
-    if ((!proof || !proof->valid || !covered(*proof, use)) &&
+    if ((!proof || !proof->valid || !covered(*proof, use) || (by_table(use) && !own_table)) &&
         std::ranges::find(unproved, use) == unproved.end())
       unproved.push_back(use);
   app::self_check(backend, here.device, session.model().n_threads(), unproved, &self_check_);

@@ -47,7 +47,7 @@ decide::Report make_report(const Args& args) {
       fail(ErrorCode::kUsage, "-m and --geometry are both given; a decision is about one of them");
     report.geometry = decide::read_geometry(*gguf::File::open(args.text("model")));
     report.source = report.request.model = args.text("model");
-    quality = stored_quality(report.geometry.fingerprint);
+    quality = current_quality(report.geometry.fingerprint);
   } else {
     const std::string name = args.given("geometry") ? args.text("geometry") : std::string(kShownGeometry);
     report.geometry = named_geometry(name, args.text("type"));
@@ -91,7 +91,7 @@ int print_matrix(const std::string& folder) {
 }
 
 void write_page(const decide::Report& report, const std::string& path) {
-  const auto quality = stored_quality(report.geometry.fingerprint);
+  const auto quality = current_quality(report.geometry.fingerprint);
   const auto speed = stored_speed(report.geometry.fingerprint);
   write_file(path, decide::report_html(report, quality ? &*quality : nullptr, speed ? &*speed : nullptr));
   note("page: {}", path);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <random>
 #include <vector>
@@ -31,8 +32,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Seconds of one run that only a quarter of the runs stayed under: neighbours on a shared machine slow the
-// others.
+// The quickest of many runs: neighbours on a shared machine slow the others.
 double quick_seconds(double budget, const std::function<void()>& run) {
   run();
   double best = 1e30;
@@ -177,7 +177,8 @@ class AttentionProbe {
   }
   AttentionProbe(const AttentionProbe&) = delete;
 
-  // Deep and shallow steps in turn, so that a change of the machine's speed meets both.
+  // Deep and shallow steps in turn, so that a change of the machine's speed meets both. Infinite where a
+  // step's start hides the keys.
   double ns_per_key() {
     double deep = 1e30, shallow = 1e30;
     const auto begin = Clock::now();
@@ -185,8 +186,8 @@ class AttentionProbe {
       deep = std::min(deep, seconds(kKeys));
       shallow = std::min(shallow, seconds(kPageTokens));
     }
-    // A shallow step that others held up would hide the deep one.
-    return (deep - std::min(shallow, deep / 10)) / double(kKeys - kPageTokens) * 1e9;
+    if (deep < 2 * shallow) return std::numeric_limits<double>::infinity();
+    return (deep - shallow) / double(kKeys - kPageTokens) * 1e9;
   }
 
  private:
@@ -294,6 +295,7 @@ decide::MachineTable measure_machine(const std::string& backend, int threads, in
     }
   }
   device->free(pages);
+  std::erase_if(table.attention, [](const decide::AttentionCost& row) { return !(row.ns_per_key < 1e30); });
   table.foreign = others.share();
   return table;
 }

@@ -1,10 +1,10 @@
 #include "options.h"
 
-#include <map>
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <random>
 
 #include "backends/registry/registry.h"
@@ -52,8 +52,8 @@ std::string model_path(const Args& args) {
 void require_backend(std::string_view backend) {
   for (const backends::BackendStatus& status : backends::known_backends())
     if (status.name == backend && !status.available)
-      fail(ErrorCode::kNoDevice, "backend '{}': {}; --backend cpu works here (`kvasir devices` lists all)", backend,
-           status.reason);
+      fail(ErrorCode::kNoDevice, "backend '{}': {}; --backend cpu works here (`kvasir devices` lists all)",
+           backend, status.reason);
 }
 
 void require_backend(const Args& args) {
@@ -63,10 +63,11 @@ void require_backend(const Args& args) {
   if (layers != "all" && (layers.empty() || layers.find_first_not_of("0123456789") != layers.npos))
     fail(ErrorCode::kUsage, "-ngl {}: must be auto, all or a number of layers", layers);
   if (args.text("backend") != "cpu") return;
-  fail(ErrorCode::kNoDevice,
-       "-ngl {}: asks for layers on a GPU, but the model is to run on the cpu backend; leave -ngl out or give "
-       "-ngl 0, or choose a GPU with --backend",
-       layers);
+  fail(
+      ErrorCode::kNoDevice,
+      "-ngl {}: asks for layers on a GPU, but the model is to run on the cpu backend; leave -ngl out or give "
+      "-ngl 0, or choose a GPU with --backend",
+      layers);
 }
 
 int thread_count(const Args& args) { return args.given("threads") ? args.integer("threads") : cpu_count(); }
@@ -108,7 +109,8 @@ static void require_all_layers(const Args& args, const engine::Model& model) {
   const std::string& layers = args.text("gpu-layers");
   if (args.text("backend") == "cpu" || layers == "auto" || layers == "all") return;
   if (std::stoll(layers.substr(0, 9)) < model.config().n_layer)
-    fail(ErrorCode::kRefused, "-ngl {}: required: all {} layers on one backend; leave -ngl out, or run on --backend cpu", layers,
+    fail(ErrorCode::kRefused,
+         "-ngl {}: required: all {} layers on one backend; leave -ngl out, or run on --backend cpu", layers,
          model.config().n_layer);
 }
 
@@ -122,7 +124,9 @@ std::shared_ptr<engine::Model> load_model(const Args& args) {
 const backends::Caps& backend_caps(const std::string& backend) {
   static std::map<std::string, backends::Caps> known;
   const auto it = known.find(backend);
-  return it != known.end() ? it->second : known.emplace(backend, backends::create_backend(backend, 1)->caps()).first->second;
+  return it != known.end()
+             ? it->second
+             : known.emplace(backend, backends::create_backend(backend, 1)->caps()).first->second;
 }
 
 std::vector<std::string> cache_type_names() {
@@ -164,9 +168,10 @@ engine::KvTypes kv_types(const Args& args) {
   }
   types.tcq = tcq_table(args);
   if (types.tcq && !types.uses_tcq())
-    fail(ErrorCode::kUsage,
-         "--tcq-table {}: neither keys nor values have the type it is for; add -ctk tbq3_tcq or -ctv tbq3_tcq",
-         args.text("tcq-table"));
+    fail(
+        ErrorCode::kUsage,
+        "--tcq-table {}: neither keys nor values have the type it is for; add -ctk tbq3_tcq or -ctv tbq3_tcq",
+        args.text("tcq-table"));
   return types;
 }
 
@@ -220,12 +225,14 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
   options.flash_attention = flash_attention(args.text("flash-attn"), "-fa");
   if (types_are_automatic(args)) {
     CacheQuestion question = cache_question(args);
-    question.n_ctx = options.n_ctx;
+    question.n_ctx = args.integer("ctx-size");  // 0: what the model was trained for, or what fits
     question.n_ubatch = options.n_ubatch;
     question.flash = options.flash_attention;
     const decide::Row row = decide_cache(model, question);
     if (loudness(args) != Loudness::kQuiet) note("cache types decided: {}", row.reason);
-    if (!row.no_memory) options.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding, options.kv.tcq};
+    if (row.no_memory) fail(ErrorCode::kNoMemory, "{}", row.reason);
+    options.n_ctx = row.n_ctx;
+    options.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding, options.kv.tcq};
   }
   require_memory(model, options);
   return options;

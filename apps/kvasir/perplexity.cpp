@@ -112,11 +112,11 @@ std::string recipe_name(const gguf::File& file) {
   return "";
 }
 
-// Keeps the figure for `kvasir decide`. Pages kept exact and the path without flash attention are other
-// caches.
+// Keeps the figure for `kvasir decide`. Pages kept exact, the path without flash attention and a given table
+// of tbq3_tcq are other caches.
 void keep_quality(const Task& task, const engine::KlResult& result, bool decode) {
   const engine::SessionOptions& o = task.session;
-  if (o.kv_exact_first > 0 || o.kv_exact_last > 0 || !o.flash_attention) return;
+  if (o.kv_exact_first > 0 || o.kv_exact_last > 0 || !o.flash_attention || o.kv.tcq) return;
   const decide::ModelGeometry geometry = decide::read_geometry(task.model->file());
   decide::QualityTable table;
   if (auto stored = stored_quality(geometry.fingerprint)) table = *stored;

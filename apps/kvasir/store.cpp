@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "console.h"
+#include "version.h"
 
 namespace kvasir::app {
 
@@ -75,13 +76,23 @@ std::optional<T> stored(const std::string& path, const Parse& parse) {
 
 std::optional<decide::MachineTable> stored_machine(const std::string& backend, const std::string& device,
                                                    int threads) {
-  return stored<decide::MachineTable>(path_in("machine", decide::machine_name(backend, device, threads)),
-                                      decide::machine_from_json);
+  auto table = stored<decide::MachineTable>(
+      path_in("machine", decide::machine_name(backend, device, threads)), decide::machine_from_json);
+  if (table && table->kernel_hash != kernel_hash()) table.reset();  // figures of other kernels
+  return table;
 }
 
 std::optional<decide::QualityTable> stored_quality(const std::string& fingerprint) {
   if (fingerprint.empty()) return std::nullopt;
   return stored<decide::QualityTable>(path_in("quality", fingerprint + ".json"), decide::quality_from_json);
+}
+
+std::optional<decide::QualityTable> current_quality(const std::string& fingerprint) {
+  auto table = stored_quality(fingerprint);
+  if (table)
+    std::erase_if(table->rows,
+                  [](const decide::QualityRow& row) { return row.kernel_hash != kernel_hash(); });
+  return table;
 }
 
 std::optional<decide::SpeedTable> stored_speed(const std::string& fingerprint) {

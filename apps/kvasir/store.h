@@ -16,10 +16,13 @@ namespace kvasir::app {
 std::string cache_folder();
 std::string evidence_folder();
 
-// nullopt when there is none; a file that cannot be read is said on stderr and counts as none.
+// nullopt when there is none; a file that cannot be read is said on stderr and counts as none, and so do
+// costs that other kernels than this program's were measured at.
 std::optional<decide::MachineTable> stored_machine(const std::string& backend, const std::string& device,
                                                    int threads);
 std::optional<decide::QualityTable> stored_quality(const std::string& fingerprint);
+// The rows that this program's kernels were measured at: what decisions count.
+std::optional<decide::QualityTable> current_quality(const std::string& fingerprint);
 std::optional<decide::SpeedTable> stored_speed(const std::string& fingerprint);
 // These replace what is there and return the path; empty when there is no cache folder. Throw Error{kFailed}.
 std::string store_machine(const decide::MachineTable& table);

@@ -14,8 +14,10 @@
 #include "build_info.h"
 #include "command.h"
 #include "decide/evidence.h"
+#include "decision_inputs.h"
 #include "machine.h"
 #include "options.h"
+#include "store.h"
 #include "verify/fixtures.h"
 #include "version.h"
 
@@ -30,14 +32,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kShownFailures = 8;
 
-// ${XDG_CACHE_HOME:-~/.cache}/kvasir/evidence; empty when neither variable is set.
-std::string evidence_folder() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache && *cache) return (fs::path(cache) / "kvasir" / "evidence").string();
-  const char* home = std::getenv("HOME");
-  return home && *home ? (fs::path(home) / ".cache" / "kvasir" / "evidence").string() : "";
-}
-
 std::string require_folder() {
   const std::string folder = evidence_folder();
   if (folder.empty()) fail(ErrorCode::kUsage, "there is no folder for records; set HOME or XDG_CACHE_HOME");
@@ -50,10 +44,6 @@ std::vector<std::string> chosen_backends(const Args& args) {
   for (const backends::BackendStatus& status : backends::known_backends())
     if (status.available) names.push_back(status.name);
   return names;
-}
-
-decide::Here here(const std::string& backend) {
-  return {kernel_hash(), backends::create_backend(backend, 1)->caps().device, ""};
 }
 
 std::string model_file() {
@@ -117,7 +107,7 @@ Evidence verify_backend(const Args& args, const std::string& backend, const std:
   options.n_threads = thread_count(args);
   options.model = model;
   const bool json = args.on("json");
-  const decide::Here machine = here(backend);
+  const decide::Here machine = here_of(backend);
   if (!json)
     print(fmt::format("{}: {}, {} thread{}, kernels {}\n", backend, machine.device, options.n_threads,
                       options.n_threads == 1 ? "" : "s", kernel_hash().substr(0, 12)));
@@ -189,7 +179,7 @@ int run_checks(const Args& args) {
 
 int check_record(const std::string& path) {
   const Evidence e = decide::load_record(path);
-  const std::vector<std::string> against = decide::doubts(e, here(e.backend));
+  const std::vector<std::string> against = decide::doubts(e, here_of(e.backend));
   print(fmt::format("{}: {} on {}, {}, {}/{} passed, kernels {}\n", path, e.backend, e.device, e.date,
                     e.passed(), e.passed() + e.failed(), e.kernel_hash.substr(0, 12)));
   for (const std::string& doubt : against) print("  " + doubt + "\n");
@@ -205,7 +195,7 @@ int list_records(const Args& args) {
   std::string text;
   for (const decide::StoredRecord& stored : decide::stored_records(require_folder())) {
     std::vector<std::string> against = {stored.fault};
-    if (stored.record) against = decide::doubts(*stored.record, here(stored.record->backend));
+    if (stored.record) against = decide::doubts(*stored.record, here_of(stored.record->backend));
     const std::string file = fs::path(stored.path).filename().string();
     if (!args.on("json")) {
       text += stored.record

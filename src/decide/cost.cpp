@@ -115,12 +115,6 @@ std::string machine_name(std::string_view backend, std::string_view device, int 
   return text;
 }
 
-double op_seconds(const MachineTable& t, double bytes, double operations) {
-  const double read = t.read_gb_per_s > 0 ? bytes / (t.read_gb_per_s * 1e9) : 0;
-  const double compute = t.int8_gops > 0 ? operations / (t.int8_gops * 1e9) : 0;
-  return std::max(read, compute) + t.op_us * 1e-6;
-}
-
 std::optional<double> attention_ns(const MachineTable& table, DType k, DType v, int head_dim, double heads) {
   if (const auto pair = measured(table, k, v, head_dim, heads)) return pair;
   const auto keys = side(table, k, true, head_dim, heads), values = side(table, v, false, head_dim, heads);

@@ -46,10 +46,6 @@ std::string to_json(const MachineTable& table);
 MachineTable machine_from_json(std::string_view text, std::string_view name);
 std::string machine_name(std::string_view backend, std::string_view device, int threads);  // file name
 
-// One op: the slower of its bytes at the machine's read rate and its operations at the int8 peak, and its
-// start.
-double op_seconds(const MachineTable& table, double bytes, double operations);
-
 // ns a stored token of one KV head; nullopt when neither the pair nor its types alone were measured at this
 // head size. Between and beyond the measured heads_each along a line.
 std::optional<double> attention_ns(const MachineTable& table, DType k, DType v, int head_dim,

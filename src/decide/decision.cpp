@@ -85,7 +85,8 @@ std::string next_command(const RowState& s) {
     return fmt::format("kvasir perplexity --kl -m {} -f TEXT -c 2048 {}", s.request().model,
                        types_flags(c->types));
   if (c || (s.chosen() && !s.chosen()->proved))
-    return fmt::format("kvasir verify --backend {}", s.device().backend);
+    return fmt::format("kvasir verify --backend {}{}", s.device().backend,
+                       (c ? *c : *s.chosen()).needs_full ? " --full" : "");
   if (s.chosen() && !s.chosen()->cost) return "kvasir devices --measure";
   return "";
 }

@@ -50,9 +50,10 @@ struct Candidate {
   std::string cost_missing;
   std::optional<QualityRow> quality;
   bool proved = false;
-  std::string unproved;  // what the record lacks
-  double gain = 0;       // of tokens/s over stock
-  std::string rule;      // id of the rule that excludes it; empty: allowed
+  std::string unproved;     // what the record lacks
+  bool needs_full = false;  // a pair that only `kvasir verify --full` checks
+  double gain = 0;          // of tokens/s over stock
+  std::string rule;         // id of the rule that excludes it; empty: allowed
   std::string why;
   bool allowed() const { return rule.empty(); }
 };

@@ -74,7 +74,7 @@ Proof summarise(const Evidence& record, const std::optional<Here>& here) {
     }
     if (passed && check.group == "end_to_end" && check.name.starts_with("20 repeats")) proof.repeats = true;
     if (!pair_check(check) || check.verdict == Verdict::kNotApplicable) continue;
-    const bool flash = check.name.find("without flash attention") == check.name.npos;
+    const bool flash = check.variant.find(".flash.") != check.variant.npos;
     auto& entry =
         seen.try_emplace({check.k, check.v, check.head_dim, flash}, true, check.variant).first->second;
     entry.first &= passed;

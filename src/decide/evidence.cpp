@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "decide/json_reader.h"
 
 namespace kvasir::decide {
 
@@ -72,49 +73,12 @@ Json check_json(const CheckResult& check) {
   return json;
 }
 
-class Reader {
- public:
-  Reader(const nlohmann::json& json, std::string where) : json_(json), where_(std::move(where)) {}
-
-  const nlohmann::json& at(const char* key) const {
-    const auto found = json_.find(key);
-    if (found == json_.end()) fail(ErrorCode::kBadFile, "{}: field '{}' is missing", where_, key);
-    return *found;
-  }
-  std::string text(const char* key) const {
-    if (!at(key).is_string()) wrong(key, "text");
-    return at(key).get<std::string>();
-  }
-  int integer(const char* key) const {
-    if (!at(key).is_number_integer()) wrong(key, "a whole number");
-    return at(key).get<int>();
-  }
-  // null stands for a number that is not finite.
-  double number(const char* key) const {
-    if (at(key).is_null()) return NAN;
-    if (!at(key).is_number()) wrong(key, "a number");
-    return at(key).get<double>();
-  }
-  bool flag(const char* key) const {
-    if (!at(key).is_boolean()) wrong(key, "true or false");
-    return at(key).get<bool>();
-  }
-
- private:
-  [[noreturn]] void wrong(const char* key, const char* what) const {
-    fail(ErrorCode::kBadFile, "{}: field '{}' is not {}", where_, key, what);
-  }
-  const nlohmann::json& json_;
-  std::string where_;
-};
-
 CheckResult read_check(const nlohmann::json& json, const std::string& where) {
-  if (!json.is_object()) fail(ErrorCode::kBadFile, "{}: is not an object", where);
-  const Reader r(json, where);
+  const JsonReader r(json, where);
   CheckResult check;
   check.group = r.text("group");
   check.name = r.text("name");
-  check.head_dim = r.integer("head_dim");
+  check.head_dim = r.whole("head_dim");
   check.k = r.text("k");
   check.v = r.text("v");
   check.figure = r.number("figure");
@@ -167,9 +131,9 @@ Evidence from_json(std::string_view text, std::string_view name) {
   if (json.is_discarded() || !json.is_object())
     fail(ErrorCode::kBadFile, "{}: is not a JSON object; a record is one element of `kvasir verify --json`",
          name);
-  const Reader r(json, std::string(name));
+  const JsonReader r(json, std::string(name));
   Evidence e;
-  e.schema = r.integer("schema");
+  e.schema = r.whole("schema");
   if (e.schema != kEvidenceSchema)
     fail(ErrorCode::kBadFile, "{}: field 'schema' is {}; this program reads {}", name, e.schema,
          kEvidenceSchema);
@@ -185,7 +149,7 @@ Evidence from_json(std::string_view text, std::string_view name) {
   e.compiler = r.text("compiler");
   e.flags = r.text("flags");
   e.date = r.text("date");
-  e.threads = r.integer("threads");
+  e.threads = r.whole("threads");
   e.load_average = r.number("load_average");
   e.recordable = r.flag("recordable");
   e.reason = r.text("reason");

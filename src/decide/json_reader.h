@@ -1,5 +1,8 @@
 // Fields of a JSON object by name and kind; a fault names file and field.
 #pragma once
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -28,6 +31,18 @@ class JsonReader {
   int64_t integer(const char* key) const {
     if (!at(key).is_number_integer()) wrong(key, "a whole number");
     return at(key).get<int64_t>();
+  }
+  int whole(const char* key) const {
+    const int64_t n = integer(key);
+    if (n < std::numeric_limits<int>::min() || n > std::numeric_limits<int>::max())
+      wrong(key, "a 32-bit number");
+    return int(n);
+  }
+  // null stands for a number that is not finite.
+  double number(const char* key) const {
+    if (at(key).is_null()) return NAN;
+    if (!at(key).is_number()) wrong(key, "a number");
+    return at(key).get<double>();
   }
   double positive(const char* key) const {
     if (!at(key).is_number() || !(at(key).get<double>() >= 0)) wrong(key, "a number that is 0 or more");

@@ -70,17 +70,21 @@ QualityTable quality_from_json(std::string_view text, std::string_view file) {
 void add_row(QualityTable& table, const QualityRow& row) {
   for (QualityRow& old : table.rows)
     if (old.types == row.types && old.n_ctx == row.n_ctx && old.decode == row.decode) {
-      old = row;
+      // A quick look does not replace what the same kernels were measured at on more text.
+      if (old.kernel_hash != row.kernel_hash || old.n_tokens <= row.n_tokens) old = row;
       return;
     }
   table.rows.push_back(row);
 }
 
 const QualityRow* find_quality(const QualityTable& table, const KvTypes& types) {
-  const QualityRow* best = nullptr;
-  for (const QualityRow& row : table.rows)
-    if (row.types == types && (!best || row.n_tokens > best->n_tokens)) best = &row;
-  return best;
+  const QualityRow *worst = nullptr, *most = nullptr;
+  for (const QualityRow& row : table.rows) {
+    if (row.types != types) continue;
+    if (!most || row.n_tokens > most->n_tokens) most = &row;
+    if (row.n_tokens >= kMinScored && (!worst || row.mean > worst->mean)) worst = &row;
+  }
+  return worst ? worst : most;
 }
 
 std::string match_geometry(const ModelGeometry& model) {

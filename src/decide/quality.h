@@ -35,9 +35,11 @@ struct QualityTable {
 std::string to_json(const QualityTable& table);
 // Throws Error{kBadFile}.
 QualityTable quality_from_json(std::string_view text, std::string_view name);
-// Replaces the row of the same types, window and way of reading.
+// Replaces the row of the same types, window and way of reading, unless the same kernels were measured on
+// more tokens there.
 void add_row(QualityTable& table, const QualityRow& row);
-// The row of most tokens for these types; nullptr: not measured.
+// The largest mean among the rows of these types with kMinScored tokens or more, whatever their window; with
+// none, the row of most tokens; nullptr: not measured.
 const QualityRow* find_quality(const QualityTable& table, const KvTypes& types);
 
 // Name of the published geometry with the same classes, widths and vocabulary; empty: none.

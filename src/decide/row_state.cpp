@@ -17,7 +17,8 @@ bool exact_type(DType t) {
 std::optional<DType> plain_of(DType type) {
   const formats::Format& format = formats::require(type);
   if (!format.trellis) return std::nullopt;
-  const formats::Format* plain = formats::find(std::string(format.name.substr(0, format.name.find('_'))) + "_h");
+  const formats::Format* plain =
+      formats::find(std::string(format.name.substr(0, format.name.find('_'))) + "_h");
   return plain ? std::optional(plain->type) : std::nullopt;
 }
 
@@ -122,6 +123,7 @@ void RowState::prove(Candidate& c) const {
     // Without flash attention scores and mix are two passes: each type with itself proves every pair.
     const DType k = c.types.k_of(sliding), v = c.types.v_of(sliding);
     if (!flash && p->find(k, k, l.head_dim, false) && p->find(v, v, l.head_dim, false)) continue;
+    c.needs_full = true;
     c.unproved = fmt::format("the record has no passed check of {}/{} at head size {} (kvasir verify --full)",
                              formats::require(k).name, formats::require(v).name, l.head_dim);
     return;
