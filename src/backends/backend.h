@@ -1,4 +1,4 @@
-// What every backend offers: ten calls. A backend knows graphs, weights and buffers; it never knows models or
+// What every backend offers. A backend knows graphs, weights and buffers; it never knows models or
 // sessions.
 #pragma once
 #include <cstddef>

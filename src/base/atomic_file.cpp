@@ -1,6 +1,7 @@
 #include "base/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -20,12 +21,26 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   if (fs::exists(status) && !fs::is_regular_file(status))
     fail(ErrorCode::kUsage, "{}: not a regular file; give the name of a file to write", path);
   // A link stays a link: the file that it names is replaced.
-  target_ = fs::is_symlink(fs::symlink_status(path, error)) ? fs::weakly_canonical(path).string() : path;
+  target_ = path;
+  if (fs::is_symlink(fs::symlink_status(path, error))) {
+    target_ = fs::weakly_canonical(path, error).string();
+    if (error) fail(ErrorCode::kUsage, "{}: a link that cannot be followed: {}", path, error.message());
+    if (fs::is_symlink(fs::symlink_status(target_, error)))
+      fail(ErrorCode::kUsage, "{}: a link to nothing; remove it or give another name", path);
+  }
   std::random_device random;
   for (int attempt = 0; fd_ < 0; ++attempt) {
     temporary_ = fmt::format("{}.{:08x}.tmp", target_, random());
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0 && (errno != EEXIST || attempt == 100)) fail_errno("cannot be written");
+  }
+  // Who may read the file that is replaced may read the new one.
+  if (fs::exists(status) && ::fchmod(fd_, mode_t(status.permissions()) & 07777) != 0) {
+    const int reason = errno;
+    ::close(fd_);
+    ::unlink(temporary_.c_str());
+    errno = reason;
+    fail_errno("cannot be given the permissions of what it replaces");
   }
 }
 

@@ -211,7 +211,13 @@ std::byte* KvCache::page(int seq, int kv, int page, bool exact) const {
                : buffers_.data[i] + size_t(at) * page_bytes_[i];
 }
 
-void KvCache::restore(int seq, int n, std::array<int, 2> first, int shift, int keep_pages) {
+bool KvCache::has_exact(int seq, int cls, int page) const {
+  const std::vector<int32_t>& pages = sequences_[size_t(seq)].exact[cls].pages;
+  return page < int(pages.size()) && pages[size_t(page)] >= 0;
+}
+
+void KvCache::restore(int seq, int n, std::array<int, 2> first,
+                      const std::array<std::vector<int>, 2>& exact_pages, int shift, int keep_pages) {
   truncate(seq, 0);
   Sequence& s = sequences_[size_t(seq)];
   s.shift = shift;
@@ -225,8 +231,8 @@ void KvCache::restore(int seq, int n, std::array<int, 2> first, int shift, int k
     if (exact_pools_[size_t(cls)].n_pages() == 0) continue;
     std::vector<int32_t>& exact = s.exact[cls].pages;
     exact.assign(size_t(n_pages), -1);
-    for (int p = first[size_t(cls)]; p < n_pages; ++p)
-      if (reads_exact(cls, n / kPageTokens, p)) own_exact_page(cls, exact[size_t(p)]);
+    for (const int p : exact_pages[size_t(cls)])
+      if (p >= first[size_t(cls)]) own_exact_page(cls, exact[size_t(p)]);
   }
 }
 

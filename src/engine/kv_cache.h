@@ -50,7 +50,10 @@ class KvCache {
   std::byte* page(int seq, int kv, int page, bool exact) const;
   // Gives `seq` pages for n tokens, from first[cls] on, and the exact pages that they read; what they hold is
   // for the caller to write.
-  void restore(int seq, int n, std::array<int, 2> first, int shift, int keep_pages);
+  void restore(int seq, int n, std::array<int, 2> first, const std::array<std::vector<int>, 2>& exact,
+               int shift, int keep_pages);
+  // Whether a page of class `cls` is kept exact.
+  bool has_exact(int seq, int cls, int page) const;
 
  private:
   struct Sequence {

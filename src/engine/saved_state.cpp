@@ -94,8 +94,9 @@ class RecordList {
       r.rope_base = page >= info_.keep_pages ? info_.shift : 0;
       const formats::Format& type = formats::require(r.keys() ? spec.k_type : spec.v_type);
       // A type that encodes whole pages has nothing encoded of the page that is not full yet.
-      const bool stored = r.exact() ? type.open_page() && reads_exact_page(spec, info_.n_tokens, page)
-                                    : !type.open_page() || rows == kPageTokens;
+      const bool stored =
+          r.exact() ? type.open_page() && std::ranges::binary_search(info_.exact_pages[spec.window > 0], page)
+                    : !type.open_page() || rows == kPageTokens;
       if (stored)
         add(r, uint64_t(rows) * uint64_t(spec.n_kv) *
                    formats::require(row_type(spec, r)).row_bytes(spec.head_dim));
@@ -112,8 +113,15 @@ uint64_t page_up(uint64_t bytes) { return (bytes + kPrefix - 1) / kPrefix * kPre
 
 std::vector<StateRecord> state_records(const StateInfo& info) { return RecordList(info, 0).records; }
 
-bool reads_exact_page(const graph::KvSpec& spec, int n_tokens, int page) {
-  return page * kPageTokens < n_tokens && graph::reads_exact(spec, n_tokens / kPageTokens, page);
+std::vector<int> exact_pages_of(std::span<const graph::KvSpec> specs, int cls, int n_tokens, int first_page) {
+  std::vector<int> pages;
+  for (const graph::KvSpec& spec : specs) {
+    if ((spec.window > 0) != (cls == 1) || graph::kv_exact_page_bytes(spec) == 0) continue;
+    for (int page = first_page; page * kPageTokens < n_tokens; ++page)
+      if (graph::reads_exact(spec, n_tokens / kPageTokens, page)) pages.push_back(page);
+    break;  // caches of a class keep the same pages
+  }
+  return pages;
 }
 
 std::string StateRecord::text() const {

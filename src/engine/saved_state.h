@@ -35,6 +35,8 @@ struct StateInfo {
   int n_tokens = 0;
   int shift = 0, keep_pages = 0;        // graph::SequenceView
   std::array<int, 2> first_page{0, 0};  // by class (global, sliding): first page that is stored
+  // By class: the exact pages, rising. Of those that the next token reads so a shift may have left out some.
+  std::array<std::vector<int>, 2> exact_pages;
 };
 
 // One run of bytes with its own checksum: the tokens, or the rows of one side of one page of one cache.
@@ -57,8 +59,8 @@ struct StateRecord {
 // The records of a state, offsets from 0: the tokens first.
 std::vector<StateRecord> state_records(const StateInfo& info);
 
-// Is the exact page `page` among what a sequence of n tokens still reads?
-bool reads_exact_page(const graph::KvSpec& spec, int n_tokens, int page);
+// The exact pages that the token after n_tokens reads in caches of class `cls`, were all of them there.
+std::vector<int> exact_pages_of(std::span<const graph::KvSpec> specs, int cls, int n_tokens, int first_page);
 
 // Writes a state: the head first, then every record of records() with its payload: the tokens as int32, rows
 // as [kv_head][row][bytes of a row].

@@ -59,6 +59,11 @@ void Session::Impl::place(int seq, StateInfo& info) const {
   info.shift = cache->shift_of(seq);
   info.keep_pages = std::max(0, cache->keep_pages(seq));
   info.first_page[1] = cache->first_page(seq, 1);
+  for (int cls = 0; cls < 2; ++cls) {
+    info.exact_pages[size_t(cls)] =
+        exact_pages_of(info.specs, cls, info.n_tokens, info.first_page[size_t(cls)]);
+    std::erase_if(info.exact_pages[size_t(cls)], [&](int page) { return !cache->has_exact(seq, cls, page); });
+  }
 }
 
 uint64_t Session::state_bytes(int seq) const {
@@ -108,9 +113,9 @@ void Session::load_state(int seq, StateSource& source) {
   std::array<int, 2> first = info.first_page;
   for (int cls = 0; cls < 2; ++cls)
     first[size_t(cls)] = s.cache->first_fitting(cls, first[size_t(cls)], info.n_tokens);
-  stored.clear();
-  s.cache->restore(seq, info.n_tokens, first, info.shift, info.keep_pages);
   try {
+    stored.clear();
+    s.cache->restore(seq, info.n_tokens, first, info.exact_pages, info.shift, info.keep_pages);
     for (const StateRecord& record : reader.records()) {
       const graph::KvSpec& spec = s.graph.kv[size_t(record.kv)];
       if (record.tokens || record.page < first[spec.window > 0]) continue;

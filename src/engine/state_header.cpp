@@ -179,6 +179,26 @@ void check_caches(const Reader& r, const StateInfo& info) {
   }
 }
 
+// What the next token reads exactly must be there; a shift may have brought pages there that were encoded.
+void read_exact_pages(const Reader& r, StateInfo& info, int cls) {
+  const char* key = cls == 1 ? "exact_pages_sliding" : "exact_pages";
+  const Json& list = r.field(r.root(), key);
+  const std::vector<int> all = exact_pages_of(info.specs, cls, info.n_tokens, info.first_page[size_t(cls)]);
+  if (!list.is_array() || list.size() > all.size())
+    r.bad(key, fmt::format("is not a list of at most {}", all.size()));
+  std::vector<int>& pages = info.exact_pages[size_t(cls)];
+  for (const Json& page : list) {
+    const bool known = page.is_number_integer() && std::ranges::find(all, page.get<int64_t>()) != all.end();
+    if (!known || (!pages.empty() && page.get<int64_t>() <= pages.back()))
+      r.bad(key,
+            fmt::format("has {}, no page that the next token reads exactly, or out of order", page.dump()));
+    pages.push_back(page.get<int>());
+  }
+  const bool open_page = info.n_tokens % kPageTokens != 0 && !all.empty();
+  if (pages != all && (info.shift == 0 || (open_page && (pages.empty() || pages.back() != all.back()))))
+    r.bad(key, "lacks pages that the next token reads exactly");
+}
+
 void read_place(const Reader& r, StateInfo& info, int n_ctx) {
   const Json& root = r.root();
   const int64_t n = r.integer(root, "tokens", 0, INT32_MAX);
@@ -193,12 +213,14 @@ void read_place(const Reader& r, StateInfo& info, int n_ctx) {
   if (info.shift == 0 && info.keep_pages != 0) r.bad("keep_pages", "is not 0 though nothing was shifted");
   int window = 0;
   for (const graph::KvSpec& spec : info.specs) window = std::max(window, spec.window);
-  info.first_page[1] = int(r.integer(root, "first_page_sliding", 0, n_pages));
+  info.first_page[1] =
+      int(r.integer(root, "first_page_sliding", 0, n / kPageTokens));  // an open page is there
   // What the next token sees must be there, unless a shift brought the gap that it left within the window.
   const int64_t first_seen = std::max<int64_t>(0, n - window + 1) / kPageTokens;
   if (info.shift == 0 && info.first_page[1] > first_seen)
     r.bad("first_page_sliding",
           fmt::format("is {}; the window of {} begins in page {}", info.first_page[1], window, first_seen));
+  for (int cls = 0; cls < 2; ++cls) read_exact_pages(r, info, cls);
 }
 
 }  // namespace
@@ -212,6 +234,8 @@ std::string header_text(const StateInfo& info) {
                      {"shift", info.shift},
                      {"keep_pages", info.keep_pages},
                      {"first_page_sliding", info.first_page[1]},
+                     {"exact_pages", info.exact_pages[0]},
+                     {"exact_pages_sliding", info.exact_pages[1]},
                      {"caches", caches_json(info.specs)}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -96,7 +96,8 @@ void take_state_types(const Model& model, const std::string& path, SessionOption
   const auto global = of_class(false), sliding = of_class(true);
   const auto main = global != specs.end() ? global : sliding;
   if (main == specs.end()) return;
-  options.kv = {main->k_type, main->v_type, {}, {}};
+  options.kv.k = main->k_type, options.kv.v = main->v_type;
+  options.kv.k_sliding = options.kv.v_sliding = {};
   if (sliding != specs.end() && (sliding->k_type != main->k_type || sliding->v_type != main->v_type)) {
     options.kv.k_sliding = sliding->k_type;
     options.kv.v_sliding = sliding->v_type;

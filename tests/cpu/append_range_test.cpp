@@ -11,6 +11,7 @@
 #include "backends/cpu/kernels/attention/kv_page.h"
 #include "base/aligned.h"
 #include "formats/format.h"
+#include "formats/tcq_table.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::cpu {
@@ -25,7 +26,7 @@ struct Written {
   Rows values;       // decoded, in the type's basis
 };
 
-Written write(DType type, KvSide side, const Rows& rows) {
+Written write(DType type, KvSide side, const Rows& rows, const formats::TcqTable* tcq = nullptr) {
   const formats::Format& format = formats::require(type);
   const DType k = side == KvSide::kKey ? type : DType::f32, v = side == KvSide::kKey ? DType::f32 : type;
   graph::KvSpec spec{0, kDim, 1, 0, k, v};
@@ -49,6 +50,7 @@ Written write(DType type, KvSide side, const Rows& rows) {
   args.page_bytes = graph::kv_page_bytes(spec);
   args.n_kv = 1;
   args.head_dim = kDim;
+  args.tcq = tcq;
   args.exact = {exact.data(), nullptr, 1, graph::kv_exact_page_bytes(spec)};
   Written out;
   out.refused = append_rows(best_isa(), args, 0, kTokens);
@@ -61,7 +63,7 @@ Written write(DType type, KvSide side, const Rows& rows) {
   out.values.resize(rows.size());
   for (int t = 0; t < kTokens; ++t) {
     unpack_row(type, side, kDim, region, t, wire.data());
-    format.decode(wire.data(), out.values.data() + size_t(t) * kDim, kDim);
+    format.decode_row(tcq, wire.data(), out.values.data() + size_t(t) * kDim, kDim);
   }
   return out;
 }
@@ -111,6 +113,27 @@ TEST(AppendRange, LargeRowsAreStoredWholeOrRefused) {
         }
         EXPECT_GE(last_taken, 8) << format.name << " refuses what it can hold";
       }
+}
+
+// A given table of small levels makes large scales: rows that Kvasir's own would hold are refused, not
+// clamped.
+TEST(AppendRange, AGivenTableOfSmallLevels) {
+  Rows levels(512);
+  for (size_t s = 0; s < levels.size(); ++s) levels[s] = formats::own_tcq_table().level[s] * 0x1p-7f;
+  const auto table = formats::make_tcq_table(levels, "small");
+  const Rows rows = make(0);
+  const Written plain = write(DType::tbq3_tcq, KvSide::kKey, rows, table.get());
+  ASSERT_EQ(plain.refused, -1);
+  for (const int k : {2, 4, 8, 10}) {
+    const float by = std::exp2(float(k));
+    Rows large = rows;
+    for (float& x : large) x *= by;
+    const Written got = write(DType::tbq3_tcq, KvSide::kKey, large, table.get());
+    // The norm of a row is about 11 times `by`, its scale about a hundred times that.
+    EXPECT_EQ(got.refused >= 0, k >= 8) << k;
+    for (size_t i = 0; got.refused < 0 && i < rows.size(); ++i)
+      ASSERT_EQ(got.values[i], plain.values[i] * by) << k;
+  }
 }
 
 // One large value beside tiny ones, whose blocks have scales at the end of f16.

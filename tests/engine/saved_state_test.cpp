@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/sha256.h"
 #include "engine/state_io.h"
@@ -126,6 +127,25 @@ TEST(SavedState, AfterAShiftAndInAnotherSequence) {
     EXPECT_EQ(go_on(loaded, all.subspan(830), 70), expected) << name(type);
     EXPECT_TRUE(loaded.shift(1, 0, 64) > 0);
   }
+}
+
+// A shift brings pages that were encoded to where exact ones are read: they stay encoded, saved or not.
+TEST(SavedState, ExactPagesAfterAShift) {
+  const auto ids = prompt(760);
+  const std::span<const Token> all(ids);
+  for (const bool first : {true, false})
+    for (const size_t n : {640, 650}) {
+      SessionOptions options = session_options(DType::tbq4_h, 1024, 64);
+      (first ? options.kv_exact_first : options.kv_exact_last) = 256;
+      Session kept(tiny(), options);
+      go_on(kept, all.first(n), 64, Want::kNone);
+      EXPECT_GT(first ? kept.shift(0, 64, 64) : kept.shift(0, int(n) / 64 * 64 - 128, 64), 0);
+      const Bytes bytes = save(kept);
+      Session loaded(tiny(), options);
+      load(loaded, bytes);
+      EXPECT_TRUE(save(loaded) == bytes);
+      EXPECT_EQ(go_on(loaded, all.subspan(n), 70), go_on(kept, all.subspan(n), 70)) << first << ' ' << n;
+    }
 }
 
 // ---- refusals
@@ -297,6 +317,24 @@ TEST(SavedState, HostileHeadersAreRefused) {
   victim.unharmed();
 }
 
+// After a shift less is known of what must be there, but never that the page being written may be missing.
+TEST(SavedState, HostileHeadersAfterAShift) {
+  Session s(tiny(), saved().options);
+  s.append(0, std::span<const Token>(saved().ids).first(134), Want::kNone, nullptr);
+  ASSERT_GT(s.shift(0, 0, 64), 0);  // 70 tokens are left
+  const Bytes good = save(s);
+  Victim victim;
+  expect_words(victim.refused(with_header(good, "\"first_page_sliding\":0", "\"first_page_sliding\":2"),
+                              ErrorCode::kBadFile),
+               {"first_page_sliding"});
+  for (const char* pages : {"[]", "[0]", "[1,1]", "[2]", "[-1]", "7"})
+    expect_words(
+        victim.refused(with_header(good, "\"exact_pages\":[1]", "\"exact_pages\":" + std::string(pages)),
+                       ErrorCode::kBadFile),
+        {"exact_pages"});
+  victim.unharmed();
+}
+
 // Any bytes for a header, with a checksum that is right: a refusal, or (where the byte says nothing, as in
 // the name) the state itself; never a crash, another exception or a large allocation.
 TEST(SavedState, AnyHeaderIsAnswered) {
@@ -377,6 +415,26 @@ TEST(SavedState, FilesAreReplacedWhole) {
   EXPECT_THROW(engine::load_state_file(t, 0, (folder / "missing").string()), Error);
   EXPECT_THROW(engine::load_state_file(t, 0, folder.string()), Error);
   EXPECT_EQ(t.size(), 70);
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  engine::save_state_file(s, 0, path);
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  // A write that ends early leaves what was there.
+  EXPECT_THROW(
+      {
+        AtomicFile file(path);
+        file.write(std::as_bytes(std::span("half")));
+        fail(ErrorCode::kFailed, "stopped");
+      },
+      Error);
+  EXPECT_EQ(fs::file_size(path), saved().bytes.size());
+  fs::create_symlink(path, folder / "link");
+  engine::save_state_file(s, 0, (folder / "link").string());
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  fs::create_symlink(folder / "nowhere", folder / "dangling");
+  fs::create_symlink(folder / "loop", folder / "loop");
+  for (const char* name : {"dangling", "loop"})
+    EXPECT_THROW(engine::save_state_file(s, 0, (folder / name).string()), Error) << name;
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 4) << "a temporary file was left";
   fs::remove_all(folder);
 }
 

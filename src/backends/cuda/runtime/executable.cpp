@@ -391,6 +391,7 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
   }
   uint64_t* a = keys_.as<uint64_t>();
   const uint64_t* keys = choose_best({stream_, false}, row, graph_.n_vocab, n, a, a + scratch);
+  check(cudaGetLastError(), "choosing candidates");
   check(cudaMemcpyAsync(keys_host_.as(), keys, size_t(n) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream_),
         "reading candidates");
   check(cudaStreamSynchronize(stream_), "choosing candidates");

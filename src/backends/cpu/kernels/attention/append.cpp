@@ -47,13 +47,15 @@ void put_f16(const AttentionKernels& kernels, KvSide side, const float* x, int h
   }
 }
 
-// Rows below this fit every type: the largest scale any makes of 128 such values is 88 times it.
+// Rows below this fit every type of Kvasir's own levels: the largest scale any makes of 128 such values is 88
+// times it.
 constexpr float kAlwaysFits = 512.0f;
 
 // Would the encoder have to hold a scale to what f16 can say? Then 1/16 of the row, which is exact, is not
 // stored as 1/16 of it (blocks of tiny values beside large ones may differ in their last bits). Rows that
 // large are rare enough to be encoded twice.
-bool scale_fits(const formats::Format& format, const uint16_t* row, int head_dim) {
+bool scale_fits(const formats::Format& format, const formats::TcqTable* tcq, const uint16_t* row,
+                int head_dim) {
   float large[kMaxHeadDim], small[kMaxHeadDim], top = 0;
   std::byte wire[kMaxHeadDim * sizeof(float)];
   for (int d = 0; d < head_dim; ++d) {
@@ -62,8 +64,8 @@ bool scale_fits(const formats::Format& format, const uint16_t* row, int head_dim
     top = std::max(top, std::fabs(large[d]));
   }
   for (float* x : {large, small}) {
-    format.encode(x, wire, head_dim);
-    format.decode(wire, x, head_dim);
+    format.encode_row(tcq, x, wire, head_dim);
+    format.decode_row(tcq, wire, x, head_dim);
   }
   int differ = 0;
   for (int d = 0; d < head_dim; ++d) differ += !(std::fabs(large[d] - small[d] * 16) <= top * 0x1p-11f);
@@ -75,6 +77,7 @@ struct Writer {
   KvSide side;
   const formats::Format& format;
   int head_dim;
+  const formats::TcqTable* tcq;
 
   // False when a value is not finite or overflows what stores it; the page is then unchanged.
   bool put(const float* x, int token, std::byte* region) const {
@@ -98,10 +101,11 @@ struct Writer {
       if (!in_range(rotated, head_dim, kLargestF16)) return false;
       x = rotated;
     }
-    if (!in_range(x, head_dim, kAlwaysFits)) {
+    const bool given = tcq && format.type == DType::tbq3_tcq;  // its levels may be of any size
+    if (given || !in_range(x, head_dim, kAlwaysFits)) {
       uint16_t row[kMaxHeadDim];
       kernels.store_f16(x, head_dim, row);
-      if (!scale_fits(format, row, head_dim)) return false;
+      if (!scale_fits(format, tcq, row, head_dim)) return false;
     }
     put_f16(kernels, side, x, head_dim, token, region);
     return true;
@@ -127,8 +131,9 @@ int append_rows(Isa isa, const AppendArgs& args, int begin, int end) {
   const AttentionKernels& kernels = *best_attention_kernels(isa);
   const KvPage layout(args.k_type, args.v_type, args.head_dim);
   const ExactLayout exact_layout(args);
-  const Writer writers[2] = {{kernels, KvSide::kKey, formats::require(args.k_type), args.head_dim},
-                             {kernels, KvSide::kValue, formats::require(args.v_type), args.head_dim}};
+  const Writer writers[2] = {
+      {kernels, KvSide::kKey, formats::require(args.k_type), args.head_dim, args.tcq},
+      {kernels, KvSide::kValue, formats::require(args.v_type), args.head_dim, args.tcq}};
   for (int r = begin; r < end; ++r) {
     const graph::Row& row = args.rows[r];
     const graph::SequenceView& seq = args.sequences[size_t(row.seq)];

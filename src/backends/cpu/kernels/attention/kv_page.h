@@ -26,18 +26,18 @@
 //     3 bits      2l (bits 0-2) and 2l + 1 (bits 3-5); images 6 and 7 have their low bits in bits 6-7 of
 //                 lines 0 and 1, their high bits in bits 6 and 7 of line 2
 //     2 bits      4l .. 4l + 3 (bits 0-1, 2-3, 4-5, 6-7)
+//   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
+//   quarter of the 3-bit codes take two shifts and a select, which separate planes would need for all.
 //   trellis types (tbq2_ht tbq3_ht tbq4_ht): as head-wide types, a symbol where those have a code
 //   tbq3_tcq: symbols as those of tbq3_ht, then for each block of 128 dimensions 256 bytes:
 //     scales      f16 [64]                               (t)
-//     before      u8 [64]: bits 0-5 of a row's stream, the two symbols before the first; above them its last
-//     two bits last        u8 [64]: a row's last byte
+//     before      u8 [64]: bits 0-5: the two symbols before the first of a row; bits 6-7: its stream's last
+//     two last        u8 [64]: a row's last byte
 //   tbq3_0 tbq4_0 q4_polar qjl1_256 (PlanarForm): codes as head-wide types of as many bits, of qjl1_256 the 2
 //   head_dim signs of a row (1 bit: image z in bit z), then, of n blocks of one scale each,
 //     scales      keys    f16 (qjl1_256: bf16) [2][n][32]    (t / 32, b, t % 32)
 //                 values  f16 [n][64]                        (b, t)
 //     residual    u8 [64][n][16]                             q4_polar only
-//   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
-//   quarter of the 3-bit codes take two shifts and a select, which separate planes would need for all.
 #pragma once
 #include <cstddef>
 #include <cstdint>

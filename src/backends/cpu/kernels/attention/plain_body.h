@@ -69,8 +69,8 @@ struct Plain {
       return true;
     }
     const std::byte* page = args.pages + size_t(args.page_table[p]) * args.page_bytes;
-    read_page_rows(item.k_type, item.v_type, side, args.head_dim, item.kv_head, page, first, end,
-                   args.tcq, scratch.tile);
+    read_page_rows(item.k_type, item.v_type, side, args.head_dim, item.kv_head, page, first, end, args.tcq,
+                   scratch.tile);
     return true;
   }
 
@@ -90,10 +90,10 @@ struct Plain {
 
   Visible seen(int r) const { return visible(args, args.rows[row + r].pos); }
 
-  // Of head g of row r: score of position j at [j].
+  // Of head g of row r: score of position j at [j - seen(r).begin].
   float* row_scores(int r, int g) const {
     const Visible most = seen(n_rows - 1);
-    return scratch.scores + (int64_t(r) * n_heads + g) * (most.end - most.begin) - seen(r).begin;
+    return scratch.scores + (int64_t(r) * n_heads + g) * (most.end - most.begin);
   }
 
   // attention_scores: cap(scale * q . k) of every visible key.
@@ -105,11 +105,11 @@ struct Plain {
         for (int g = 0; g < n_heads; ++g)
           score_page(
               from + int64_t(row + r) * args.q_stride + (int64_t(item.kv_head) * n_heads + g) * args.head_dim,
-              p, tokens(r, p), row_scores(r, g));
+              p, tokens(r, p), row_scores(r, g), seen(r).begin);
     }
   }
 
-  void score_page(const float* q, int p, Tokens of, float* scores) const {
+  void score_page(const float* q, int p, Tokens of, float* scores, int begin) const {
     float rotated[kMaxHeadDim];
     if (!args.q_rotated) {
       formats::to_basis(formats::require(item.k_type).basis, formats::kKeys, q, rotated, args.head_dim);
@@ -118,7 +118,7 @@ struct Plain {
     for (int t = of.first + mutated(Mutation::kPlainWindow); t < of.end; ++t) {
       float s = args.scale * plain_dot(q, scratch.tile + size_t(t) * args.head_dim, args.head_dim);
       if (mutated(Mutation::kPlainCap) && args.softcap > 0) s *= 1.02f;
-      scores[p * 64 + t] = args.softcap > 0 ? args.softcap * std::tanh(s / args.softcap) : s;
+      scores[p * 64 + t - begin] = args.softcap > 0 ? args.softcap * std::tanh(s / args.softcap) : s;
     }
   }
 
@@ -127,7 +127,7 @@ struct Plain {
       for (int g = 0; g < n_heads; ++g) {
         const auto [begin, end] = seen(r);
         const int n = end - begin - (mutated(Mutation::kPlainLastKey) && end - begin > 1);
-        float* s = row_scores(r, g) + begin;
+        float* s = row_scores(r, g);
         float top = s[0], sum = 0;
         for (int j = 1; j < n; ++j) top = s[j] > top ? s[j] : top;
         for (int j = 0; j < n; ++j) s[j] = std::exp(s[j] - top);
@@ -151,7 +151,7 @@ struct Plain {
         const auto [first, end] = tokens(r, p);
         for (int g = 0; g < n_heads; ++g)
           for (int t = first; t < end; ++t) {
-            const float w = row_scores(r, g)[p * 64 + t];
+            const float w = row_scores(r, g)[p * 64 + t - seen(r).begin];
             const float* v = scratch.tile + size_t(t) * args.head_dim;
             float* o = out(r, g);
             for (int d = 0; d < args.head_dim; ++d) o[d] += w * v[d];
