@@ -2,6 +2,7 @@
 #include "verify/verify.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -140,6 +141,20 @@ Evidence verify_backend(const Args& args, const std::string& backend, const std:
   return e;
 }
 
+// record-cuda-nvidia-h200.json: what `decide --matrix` reads, one file a backend and device.
+void write_record(const std::string& folder, const Evidence& e) {
+  std::string name = "record-" + e.backend + "-" + e.device, slug;
+  for (const char c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      slug += char(std::tolower(static_cast<unsigned char>(c)));
+    else if (!slug.empty() && slug.back() != '-')
+      slug += '-';
+  while (!slug.empty() && slug.back() == '-') slug.pop_back();
+  const std::string path = (fs::path(folder) / (slug + ".json")).string();
+  write_file(path, decide::to_json(e) + "\n");
+  note("record: {}", path);
+}
+
 // A run of some groups proves nothing by itself and is not kept.
 bool whole(const Args& args) { return !args.given("group") && !args.given("head-dim") && !args.given("isa"); }
 
@@ -159,6 +174,7 @@ int run_checks(const Args& args) {
                         e.skipped() ? fmt::format("; {} not applicable", e.skipped()) : ""));
     }
     if (!whole(args)) continue;
+    if (args.given("record")) write_record(args.text("record"), e);
     if (folder.empty()) {
       note("the record was not kept: neither HOME nor XDG_CACHE_HOME is set");
       continue;
@@ -262,6 +278,8 @@ int verify(const Args& args) {
   if (modes > 1) fail(ErrorCode::kUsage, "--list, --forget, --check and --fixtures exclude each other");
   if (args.given("fixtures")) return check_fixtures(args);
   if (args.given("tcq-table")) fail(ErrorCode::kUsage, "--tcq-table goes with --fixtures");
+  if (args.given("record") && (modes > 0 || !whole(args)))
+    fail(ErrorCode::kUsage, "--record keeps a whole run; leave out what makes it a part");
   if (args.given("check")) return check_record(args.text("check"));
   if (args.on("list")) return list_records(args);
   if (args.on("forget")) {
@@ -330,6 +348,11 @@ Command verify_command() {
        .group = "Public fixtures",
        .help = "read these JSON fixtures instead, and print how many of their outputs agree"},
       tcq_table_flag("Public fixtures"),
+      {.names = "--record",
+       .argument = "DIR",
+       .kind = Kind::kText,
+       .group = "Records",
+       .help = "also write the record to DIR, by backend and device, as decide --matrix reads it"},
       {.names = "--list", .group = "Records", .help = "the records kept, and whether each is valid here"},
       {.names = "--check",
        .argument = "RECORD",
