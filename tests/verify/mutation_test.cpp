@@ -16,6 +16,7 @@
 #include "backends/registry/registry.h"
 #include "base/cpu_features.h"
 #include "formats/format.h"
+#include "verify/forwarding.h"
 #include "verify/verify.h"
 
 namespace kvasir::verify {
@@ -41,10 +42,10 @@ class Planted {
 };
 
 // The product's backend, which says that it has these types only.
-class FewTypes final : public backends::Backend {
+class FewTypes final : public Forwarding {
  public:
   FewTypes(std::unique_ptr<backends::Backend> inner, const Fault& fault)
-      : inner_(std::move(inner)), fault_(fault) {}
+      : Forwarding(std::move(inner)), fault_(fault) {}
   backends::Caps caps() const override {
     backends::Caps caps = inner_->caps();
     const auto keep = [&](std::vector<DType>& types) {
@@ -57,37 +58,8 @@ class FewTypes final : public backends::Backend {
     keep(caps.weight_types);
     return caps;
   }
-  std::byte* alloc(size_t bytes) override { return inner_->alloc(bytes); }
-  void free(std::byte* buffer) override { inner_->free(buffer); }
-  void copy(std::byte* to, const std::byte* from, size_t bytes) override { inner_->copy(to, from, bytes); }
-  void read_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, const std::byte* page,
-                 std::byte* rows) override {
-    inner_->read_page(spec, part, kv_head, page, rows);
-  }
-  void upload(const graph::Graph& graph, const backends::DropSource& drop,
-              const std::function<void(float)>& progress) override {
-    inner_->upload(graph, drop, progress);
-  }
-  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph,
-                                                const backends::Decisions& decisions,
-                                                const backends::KvBuffers& kv, int max_rows) override {
-    return inner_->compile(graph, decisions, kv, max_rows);
-  }
-  void submit(backends::Executable& executable, const graph::StepParams& step) override {
-    inner_->submit(executable, step);
-  }
-  std::span<const float> read(backends::Executable& executable, int row) override {
-    return inner_->read(executable, row);
-  }
-  std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
-    return inner_->inspect(executable, value);
-  }
-  std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
-    return inner_->trace(executable);
-  }
 
  private:
-  std::unique_ptr<backends::Backend> inner_;
   const Fault& fault_;
 };
 

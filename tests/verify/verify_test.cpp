@@ -9,6 +9,7 @@
 
 #include "backends/registry/registry.h"
 #include "base/error.h"
+#include "verify/forwarding.h"
 
 namespace kvasir::verify {
 namespace {
@@ -20,19 +21,16 @@ struct Plant {
   std::function<void(backends::Caps&)> caps;
 };
 
-class PlantedBackend final : public backends::Backend {
+class PlantedBackend final : public Forwarding {
  public:
   PlantedBackend(int n_threads, Plant plant)
-      : inner_(backends::create_backend("cpu", n_threads)), plant_(std::move(plant)) {}
+      : Forwarding(backends::create_backend("cpu", n_threads)), plant_(std::move(plant)) {}
   backends::Caps caps() const override {
     backends::Caps caps = inner_->caps();
     caps.kv_types = {DType::f32, DType::f16, DType::q4_0};
     if (plant_.caps) plant_.caps(caps);
     return caps;
   }
-  std::byte* alloc(size_t bytes) override { return inner_->alloc(bytes); }
-  void free(std::byte* buffer) override { inner_->free(buffer); }
-  void copy(std::byte* to, const std::byte* from, size_t bytes) override { inner_->copy(to, from, bytes); }
   void read_page(const graph::KvSpec& spec, backends::PagePart part, int kv_head, const std::byte* page,
                  std::byte* rows) override {
     inner_->read_page(spec, part, kv_head, page, rows);
@@ -41,33 +39,14 @@ class PlantedBackend final : public backends::Backend {
     plant_.page(row, part);
     std::copy(row.begin(), row.end(), rows);
   }
-  void upload(const graph::Graph& graph, const backends::DropSource& drop,
-              const std::function<void(float)>& progress) override {
-    inner_->upload(graph, drop, progress);
-  }
-  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph,
-                                                const backends::Decisions& decisions,
-                                                const backends::KvBuffers& kv, int max_rows) override {
-    return inner_->compile(graph, decisions, kv, max_rows);
-  }
-  void submit(backends::Executable& executable, const graph::StepParams& step) override {
-    inner_->submit(executable, step);
-  }
-  std::span<const float> read(backends::Executable& executable, int row) override {
-    return inner_->read(executable, row);
-  }
   std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
     const auto real = inner_->inspect(executable, value);
     kept_.assign(real.begin(), real.end());
     if (plant_.output && !kept_.empty()) plant_.output(kept_);
     return kept_;
   }
-  std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
-    return inner_->trace(executable);
-  }
 
  private:
-  std::unique_ptr<backends::Backend> inner_;
   Plant plant_;
   std::vector<float> kept_;
 };

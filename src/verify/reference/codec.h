@@ -56,7 +56,5 @@ class Codec {
 // nullptr when this file has no such type.
 const Codec* find_codec(std::string_view name);
 std::vector<std::string_view> codec_names();
-// tbq3_tcq with another table: 512 levels by state.
-std::unique_ptr<Codec> tcq_codec(std::span<const float> levels);
 
 }  // namespace kvasir::verify::reference

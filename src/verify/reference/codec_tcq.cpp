@@ -177,8 +177,4 @@ void add_tcq(std::vector<std::unique_ptr<Codec>>& list) {
   list.push_back(std::make_unique<TcqCodec>(levels, kTcqNmse));
 }
 
-std::unique_ptr<Codec> tcq_codec(std::span<const float> levels) {
-  return std::make_unique<TcqCodec>(std::vector<double>(levels.begin(), levels.end()), 0);
-}
-
 }  // namespace kvasir::verify::reference
