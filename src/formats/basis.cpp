@@ -1,17 +1,10 @@
 #include "formats/basis.h"
 
-#include <array>
-
 #include "base/error.h"
 #include "formats/head_wide.h"
 
 namespace kvasir::formats {
 namespace {
-
-// Bit i set: value i is negated.
-constexpr uint32_t kSigns32 = 0x5a69b4d2;
-constexpr std::array<uint64_t, 2> kSigns1{0x42f85949e46a0359, 0x49f250a9a4c63bbb};
-constexpr std::array<uint64_t, 2> kSigns2{0x3f628fdc16acee90, 0xbea56562b7a5357a};
 
 void flip(const uint64_t* signs, float* x, int n) {
   for (int i = 0; i < n; ++i)
@@ -30,10 +23,10 @@ void block_to_basis(Basis basis, float* x) {
       hadamard(x, 32);
       return scale(x, 32, 0.1767766952966369f);
     case Basis::kSignedBlock128:
-      flip(kSigns1.data(), x, 128);
+      flip(kSigns1, x, 128);
       hadamard(x, 128);
       scale(x, 128, 0.08838834764831845f);
-      return flip(kSigns2.data(), x, 128);
+      return flip(kSigns2, x, 128);
     default:
       hadamard(x, 128);
       return scale(x, 128, 0.08838834764831845f);
@@ -48,10 +41,10 @@ void block_from_basis(Basis basis, float* x) {
       scale(x, 32, 0.1767766952966369f);
       return flip(&signs32, x, 32);
     case Basis::kSignedBlock128:
-      flip(kSigns2.data(), x, 128);
+      flip(kSigns2, x, 128);
       hadamard(x, 128);
       scale(x, 128, 0.08838834764831845f);
-      return flip(kSigns1.data(), x, 128);
+      return flip(kSigns1, x, 128);
     default:
       return block_to_basis(basis, x);  // its own inverse
   }

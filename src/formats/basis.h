@@ -14,6 +14,11 @@
 
 namespace kvasir::formats {
 
+// Signs of the blocks, bit i set: value i is negated.
+inline constexpr uint32_t kSigns32 = 0x5a69b4d2;
+inline constexpr uint64_t kSigns1[2] = {0x42f85949e46a0359, 0x49f250a9a4c63bbb},
+                          kSigns2[2] = {0x3f628fdc16acee90, 0xbea56562b7a5357a};
+
 // `out` may be `x`; n is a row: a head size for kHeadWide, a multiple of the block otherwise. Errors:
 // kRefused for another n.
 void to_basis(Basis basis, Role side, const float* x, float* out, int64_t n);

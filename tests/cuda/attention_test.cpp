@@ -5,7 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include "base/half.h"
-#include "formats/head_wide.h"
+#include "formats/basis.h"
+#include "formats/tcq_table.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::test {
@@ -21,11 +22,22 @@ struct Shape {
   int head_dim, n_head, n_kv, window;
   bool flash;
   float softcap = 0;
+  bool given_table = false;  // of tbq3_tcq
 };
 std::string shape_name(const Shape& s) {
   return fmt::format("{}_{}_d{}_h{}k{}_w{}_{}{}", formats::require(s.k).name, formats::require(s.v).name,
                      s.head_dim, s.n_head, s.n_kv, s.window, s.flash ? "flash" : "plain",
-                     s.softcap > 0 ? "_cap" : "");
+                     s.softcap > 0   ? "_cap"
+                     : s.given_table ? "_given_table"
+                                     : "");
+}
+
+std::shared_ptr<const formats::TcqTable> given_table() {
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal(0, 0.09f);
+  std::vector<float> levels;
+  for (int i = 0; i < formats::kTcqStates; ++i) levels.push_back(normal(random));
+  return formats::make_tcq_table(levels, "test");
 }
 
 // One cache, one attention op, rows that are looked up.
@@ -69,6 +81,7 @@ class Bed {
     spec.window = shape.window;
     spec.k_type = shape.k;
     spec.v_type = shape.v;
+    if (shape.given_table) spec.tcq = tcq_ = given_table();
     small_.graph.kv.push_back(spec);
     backend_->upload(small_.graph, nullptr, nullptr);
     n_pages_ = kTokens / kPageTokens;
@@ -80,6 +93,7 @@ class Bed {
     // What nobody wrote must never be read: poison it.
     cudaMemset(kv_.data[0], 0xff, graph::kv_page_bytes(spec) * size_t(n_pages_ + 1));
     if (kv_.exact[0]) cudaMemset(kv_.exact[0], 0xff, graph::kv_exact_page_bytes(spec) * 2);
+    cudaDeviceSynchronize();
     backends::Decisions decisions;
     decisions.keep_values = true;
     decisions.flash = shape.flash ? backends::FlashAttention::kOn : backends::FlashAttention::kOff;
@@ -131,14 +145,14 @@ class Bed {
     for (int i = 0; i < d; ++i) x[size_t(i)] = from[size_t(i)] * (side ? 1.5f : 1.0f);
     const formats::Role role = side ? formats::kValues : formats::kKeys;
     if (format.open_page()) {
-      if (format.head_wide()) formats::rotate(role, x.data(), x.data(), d);
+      formats::to_basis(format.basis, role, x.data(), x.data(), d);
       for (float& v : x) v = f16_to_f32(f32_to_f16(v));
       if (j / kPageTokens != query_page) {
         std::vector<std::byte> wire(format.row_bytes(d));
-        format.encode(x.data(), wire.data(), d);
-        format.decode(wire.data(), x.data(), d);
+        format.encode_row(tcq_.get(), x.data(), wire.data(), d);
+        format.decode_row(tcq_.get(), wire.data(), x.data(), d);
       }
-      if (format.head_wide()) formats::unrotate(role, x.data(), x.data(), d);
+      formats::from_basis(format.basis, role, x.data(), x.data(), d);
     } else {
       std::vector<std::byte> wire(format.row_bytes(d));
       format.encode(x.data(), wire.data(), d);
@@ -191,15 +205,42 @@ class Bed {
     return out;
   }
 
-  std::vector<std::byte> page(int logical) const {
-    const size_t bytes = graph::kv_page_bytes(small_.graph.kv[0]);
-    std::vector<std::byte> out(bytes);
-    cudaMemcpy(out.data(), kv_.data[0] + size_t(pages_[size_t(logical)]) * bytes, bytes,
-               cudaMemcpyDeviceToHost);
+  // What the scalar codec makes of position j, given as f16 in the type's basis.
+  std::vector<std::byte> wire_row(int side, int head, int j) const {
+    const size_t d = size_t(shape_.head_dim);
+    const formats::Format& format = formats::require(side ? shape_.v : shape_.k);
+    std::vector<float> x;
+    for (float v : table(1 + side, j).subspan(size_t(head) * d, d)) x.push_back(v * (side ? 1.5f : 1.0f));
+    formats::to_basis(format.basis, side ? formats::kValues : formats::kKeys, x.data(), x.data(), int64_t(d));
+    for (float& v : x) v = f16_to_f32(f32_to_f16(v));
+    std::vector<std::byte> wire(format.row_bytes(int64_t(d)));
+    format.encode_row(tcq_.get(), x.data(), wire.data(), int64_t(d));
+    return wire;
+  }
+
+  // The 64 rows of one head of a page, in wire form.
+  std::vector<std::byte> rows(int side, int head, int logical) const {
+    const graph::KvSpec& spec = small_.graph.kv[0];
+    std::vector<std::byte> out(formats::require(side ? spec.v_type : spec.k_type).row_bytes(spec.head_dim) *
+                               kPageTokens);
+    backend_->read_page(spec, side ? backends::PagePart::kValues : backends::PagePart::kKeys, head,
+                        page(logical), out.data());
     return out;
+  }
+  void write_rows(int side, int head, int logical, const std::vector<std::byte>& wire) {
+    backend_->write_page(small_.graph.kv[0], side ? backends::PagePart::kValues : backends::PagePart::kKeys,
+                         head, page(logical), wire.data());
+  }
+  void poison_page(int logical) {
+    cudaMemset(page(logical), 0xff, graph::kv_page_bytes(small_.graph.kv[0]));
+    cudaDeviceSynchronize();  // the backend's stream does not wait for this one
   }
 
  private:
+  std::byte* page(int logical) const {
+    return kv_.data[0] + size_t(pages_[size_t(logical)]) * graph::kv_page_bytes(small_.graph.kv[0]);
+  }
+
   Shape shape_;
   std::unique_ptr<backends::Backend> backend_;
   SmallGraph small_;
@@ -208,6 +249,7 @@ class Bed {
   int n_pages_ = 0, open_slot_ = 0;
   backends::KvBuffers kv_;
   std::vector<int32_t> pages_;
+  std::shared_ptr<const formats::TcqTable> tcq_;
   std::unique_ptr<backends::Executable> executable_;
 };
 
@@ -238,20 +280,36 @@ TEST_P(CudaAttention, PromptAndDecodeAgreeWithDouble) {
   compare(450, 451);
 }
 
+// Types that encode whole pages and hold both sides.
+std::vector<DType> coded_types() {
+  using enum DType;
+  return {q8_0,   q5_0,   q4_0,   tbq3_0,  tbq4_0,  q4_polar, tbq3_tcq,
+          tbq2_h, tbq3_h, tbq4_h, tbq2_ht, tbq3_ht, tbq4_ht};
+}
+
 std::vector<Shape> shapes() {
   std::vector<Shape> out;
   using enum DType;
+  std::vector<DType> types = coded_types();
+  types.push_back(f16);
   for (bool flash : {true, false}) {
-    for (DType type : {f16, q8_0, tbq2_h, tbq3_h, tbq4_h})
+    for (DType type : types)
       for (int d : {64, 128, 256, 512}) {
-        if (!flash && d != 256) continue;
+        if ((!flash && d != 256) || !formats::require(type).takes(d)) continue;
         out.push_back({type, type, d, 8, 1, 0, flash});
         if (d >= 256) out.push_back({type, type, d, 8, 2, 100, flash});
       }
-    out.push_back({tbq4_h, f16, 256, 4, 1, 0, flash});
-    out.push_back({f16, tbq3_h, 256, 4, 2, 130, flash});
+    for (int d : {128, 256, 512}) {
+      out.push_back({qjl1_256, f16, d, 8, 1, 0, flash});
+      out.push_back({qjl1_256, d == 256 ? tbq3_0 : q4_polar, d, 4, 2, 100, flash});
+    }
+    // Each type beside another one, keys and values.
+    for (size_t i = 0; i < types.size(); ++i)
+      out.push_back({types[i], types[(i + 5) % types.size()], 256, 4, 2, i % 2 ? 130 : 0, flash});
     out.push_back({q8_0, tbq4_h, 512, 16, 1, 0, flash});
     out.push_back({f16, f16, 256, 4, 4, 0, flash, 5.0f});
+    out.push_back({tbq4_ht, q4_0, 256, 4, 4, 0, flash, 5.0f});
+    out.push_back({tbq3_tcq, tbq3_tcq, 256, 4, 1, 0, flash, 0, true});
   }
   out.push_back({f32, f32, 256, 4, 1, 0, false});
   out.push_back({bf16, bf16, 256, 4, 1, 100, false});
@@ -261,54 +319,74 @@ std::vector<Shape> shapes() {
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaAttention, testing::ValuesIn(shapes()),
                          [](const auto& info) { return shape_name(info.param); });
 
-TEST(CudaAppend, PageBytesAreTheScalarCodecs) {
+class CudaAppend : public testing::TestWithParam<DType> {};
+
+TEST_P(CudaAppend, PageBytesAreTheScalarCodecs) {
   KVASIR_NEEDS_CUDA();
-  for (DType type : {DType::q8_0, DType::tbq2_h, DType::tbq3_h, DType::tbq4_h})
-    for (int d : {64, 128, 256, 512})
-      for (bool at_once : {true, false}) {
-        Bed bed({type, type, d, 2, 2, 0, true});
-        if (at_once)
-          bed.step(0, 128);
-        else
-          for (int p = 0; p < 128; ++p) bed.step(p, p + 1);
-        const formats::Format& format = formats::require(type);
-        const size_t row = format.row_bytes(d), codes = format.head_wide() ? row - 2 : size_t(d);
-        const size_t scale = row - codes;
-        for (int logical = 0; logical < 2; ++logical) {
-          const std::vector<std::byte> page = bed.page(logical);
-          int wrong = 0;
-          for (int head = 0; head < 2; ++head)
-            for (int side = 0; side < 2; ++side)
-              for (int t = 0; t < kPageTokens; ++t) {
-                std::vector<float> x;
-                for (float v : bed.table(1 + side, logical * kPageTokens + t)
-                                   .subspan(size_t(head) * size_t(d), size_t(d)))
-                  x.push_back(v * (side ? 1.5f : 1.0f));
-                if (format.head_wide())
-                  formats::rotate(side ? formats::kValues : formats::kKeys, x.data(), x.data(), d);
-                for (float& v : x) v = f16_to_f32(f32_to_f16(v));
-                std::vector<std::byte> wire(row);
-                format.encode(x.data(), wire.data(), d);
-                std::vector<std::byte> want_codes, want_scales;
-                if (format.head_wide()) {
-                  want_codes.assign(wire.begin(), wire.begin() + long(codes));
-                  want_scales.assign(wire.begin() + long(codes), wire.end());
-                } else {
-                  for (int b = 0; b < d / 32; ++b) {
-                    want_scales.insert(want_scales.end(), wire.begin() + b * 34, wire.begin() + b * 34 + 2);
-                    want_codes.insert(want_codes.end(), wire.begin() + b * 34 + 2,
-                                      wire.begin() + b * 34 + 34);
-                  }
-                }
-                const std::byte* region = page.data() + (size_t(head) * 2 + size_t(side)) * kPageTokens * row;
-                wrong += std::memcmp(region + size_t(t) * codes, want_codes.data(), codes) != 0;
-                wrong += std::memcmp(region + kPageTokens * codes + size_t(t) * scale, want_scales.data(),
-                                     scale) != 0;
-              }
-          EXPECT_EQ(wrong, 0) << format.name << " head size " << d << " page " << logical
-                              << (at_once ? " at once" : " by token");
-        }
-      }
+  const formats::Format& format = formats::require(GetParam());
+  const DType values = format.has_role(formats::kValues) ? GetParam() : DType::q4_0;
+  for (int d : {64, 128, 256, 512})
+    for (bool at_once : {true, false}) {
+      if (!format.takes(d)) continue;
+      Bed bed({GetParam(), values, d, 2, 2, 0, true});
+      if (at_once)
+        bed.step(0, 128);
+      else
+        for (int p = 0; p < 128; ++p) bed.step(p, p + 1);
+      for (int logical = 0; logical < 2; ++logical)
+        for (int head = 0; head < 2; ++head)
+          for (int side = 0; side < 2; ++side) {
+            const std::vector<std::byte> rows = bed.rows(side, head, logical);
+            int wrong = 0;
+            for (int t = 0; t < kPageTokens; ++t) {
+              const auto expected = bed.wire_row(side, head, logical * kPageTokens + t);
+              wrong += std::memcmp(rows.data() + size_t(t) * expected.size(), expected.data(),
+                                   expected.size()) != 0;
+            }
+            EXPECT_EQ(wrong, 0) << format.name << " head size " << d << " page " << logical << " side "
+                                << side << (at_once ? " at once" : " by token");
+          }
+    }
+}
+
+TEST_P(CudaAppend, PagesComeBackAsTheyWereWritten) {
+  KVASIR_NEEDS_CUDA();
+  const formats::Format& format = formats::require(GetParam());
+  const DType values = format.has_role(formats::kValues) ? GetParam() : DType::q4_0;
+  Bed bed({GetParam(), values, 256, 2, 2, 0, true});
+  bed.step(0, 100);
+  std::vector<std::byte> rows[2][2];
+  for (int head = 0; head < 2; ++head)
+    for (int side = 0; side < 2; ++side) rows[head][side] = bed.rows(side, head, 0);
+  const std::vector<float> first = bed.step(100, 101);
+  bed.poison_page(0);
+  for (int head = 0; head < 2; ++head)
+    for (int side = 0; side < 2; ++side) bed.write_rows(side, head, 0, rows[head][side]);
+  const std::vector<float> again = bed.step(100, 101);
+  EXPECT_EQ(0, std::memcmp(first.data(), again.data(), first.size() * sizeof(float)));
+}
+
+std::vector<DType> key_types() {
+  std::vector<DType> out = coded_types();
+  out.push_back(DType::qjl1_256);
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Types, CudaAppend, testing::ValuesIn(key_types()),
+                         [](const auto& info) { return std::string(formats::require(info.param).name); });
+
+TEST(CudaRefuses, HeadsThatABlockOf128DoesNotFit) {
+  KVASIR_NEEDS_CUDA();
+  for (DType type : {DType::qjl1_256, DType::q4_polar, DType::tbq3_tcq}) {
+    const std::string name(formats::require(type).name);
+    try {
+      Bed bed({type, DType::f16, 64, 2, 1, 0, true});
+      FAIL() << name << " was taken at head size 64";
+    } catch (const std::exception& error) {
+      for (const std::string& part :
+           {name + " at head size 64", std::string("required"), std::string("supported")})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST(CudaAttentionRepeats, TwentyTimesTheSameBits) {

@@ -82,19 +82,19 @@ TEST_P(CudaMatmul, LookupsAreTheScalarCodecs) {
 INSTANTIATE_TEST_SUITE_P(Types, CudaMatmul,
                          testing::Values(DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0,
                                          DType::q4_1, DType::q5_0, DType::q5_1, DType::q4_k, DType::q5_k,
-                                         DType::q6_k, DType::iq4_nl),
+                                         DType::q6_k, DType::q2_k, DType::q3_k, DType::iq4_nl, DType::iq4_xs),
                          [](const auto& info) { return std::string(formats::require(info.param).name); });
 
 TEST(CudaMatmulRefuses, AnUnbuiltTypeByName) {
   KVASIR_NEEDS_CUDA();
   SmallGraph small;
-  small.input("x", DType::q2_k, 256, 4, 1);
+  small.input("x", DType::tbq4_0, 256, 4, 1);
   const auto backend = backends::create_backend("cuda", 1);
   try {
     backend->upload(small.graph, nullptr, nullptr);
-    FAIL() << "q2_k was taken";
+    FAIL() << "tbq4_0 was taken";
   } catch (const std::exception& error) {
-    EXPECT_NE(std::string(error.what()).find("q2_k"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("tbq4_0"), std::string::npos) << error.what();
   }
 }
 

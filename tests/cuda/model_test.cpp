@@ -56,7 +56,8 @@ double difference(const std::vector<double>& got, const std::vector<double>& exp
 
 TEST(CudaModel, OneRowStepsOfEveryWeightType) {
   KVASIR_NEEDS_CUDA();
-  for (const char* type : {"f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"}) {
+  for (const char* type : {"f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k",
+                           "q5_k", "q6_k", "iq4_nl", "iq4_xs"}) {
     std::vector<double> logits[2];
     for (int b = 0; b < 2; ++b) {
       Session s(synthetic(type, b ? "cuda" : "cpu"), options(DType::f16));
@@ -72,7 +73,7 @@ TEST(CudaModel, OneRowStepsOfEveryWeightType) {
 TEST(CudaModel, ShiftedContext) {
   KVASIR_NEEDS_CUDA();
   // f16 weights: no int8 activations, whose rounding (about 1e-3 here) would hide a wrong turn.
-  for (DType kv : {DType::f16, DType::q8_0}) {
+  for (DType kv : {DType::f16, DType::q8_0, DType::q5_0}) {
     std::vector<double> logits[2];
     for (int b = 0; b < 2; ++b) {
       Session s(synthetic("f16", b ? "cuda" : "cpu"), options(kv));

@@ -76,7 +76,7 @@ class Bank {
       : context_(context), shape_(shape), head_dim_(head_dim) {}
 
   struct Entry {
-    std::unique_ptr<Rig> rig;  // of a type for keys only: beside f32 values
+    std::unique_ptr<Rig> rig;  // of a type for keys only: beside float values
     std::vector<Scored> scored;
     std::vector<reference::Rows> values;
   };
@@ -84,7 +84,9 @@ class Bank {
     Entry& entry = entries_[{type, flash}];
     if (!entry.rig) {
       const bool both = formats::require(type).has_role(formats::kValues);
-      auto rig = run(type, both ? type : DType::f32, flash);
+      // The partner must not change the kernel that reads the keys.
+      const bool outranged = flash && outranges_flash(context_.caps(), DType::f32);
+      auto rig = run(type, both ? type : outranged ? DType::f16 : DType::f32, flash);
       const KeySide keys = read_keys(*rig, false, context_.workers());
       entry.scored = score_rows(*rig, interesting_rows(rig->spec(), 6), keys, false, context_.workers());
       entry.values = read_values(*rig, context_.workers());

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/kernels/kv_forms/forms.h"
 #include "graph/graph.h"
 
 struct CUstream_st;
@@ -32,9 +33,27 @@ void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes)
 //   order high   one bit: a word a group, bit 8 b + k is bit 4 of byte b of code word k (words 0..3 low, 4..7
 //   high nibbles)
 //          two bits: two words a group, bits 8 b + 2 k of word k / 4 for code word k
+//          (q2_k, q3_k keep the low two bits of their codes so, as `codes`)
 //   aux    f16 scale (and f16 minimum) a group, or the 16-byte header of a 256-value block, or two int8
 //   scales a group aux2   f16 scale a 256-value block (q6_k)
-enum class WeightForm : uint8_t { kF32, kF16, kBf16, kQ8, kQ4, kQ4M, kQ5, kQ5M, kQ4K, kQ5K, kQ6K, kNone };
+enum class WeightForm : uint8_t {
+  kF32,
+  kF16,
+  kBf16,
+  kQ8,
+  kQ4,
+  kQ4M,
+  kQ5,
+  kQ5M,
+  kQ4K,
+  kQ5K,
+  kQ6K,
+  kQ2K,
+  kQ3K,
+  kIq4Nl,
+  kIq4Xs,
+  kNone
+};
 
 struct MatrixView {
   WeightForm form = WeightForm::kNone;
@@ -73,6 +92,14 @@ constexpr GroupBytes group_bytes(WeightForm form) {
       return {16, 4, 2, 0};
     case WeightForm::kQ6K:
       return {16, 8, 2, 0.25};
+    case WeightForm::kQ2K:
+      return {8, 0, 2, 0.5};
+    case WeightForm::kQ3K:
+      return {8, 4, 2, 0.25};
+    case WeightForm::kIq4Nl:
+      return {16, 0, 2, 0};
+    case WeightForm::kIq4Xs:
+      return {16, 0, 1, 0.25};
     case WeightForm::kNone:
       break;
   }
@@ -107,29 +134,6 @@ struct StepView {
 };
 
 // One KV cache on the device.
-enum class KvForm : uint8_t { kF32, kF16, kBf16, kQ8_0, kTbq2H, kTbq3H, kTbq4H };
-constexpr bool head_wide(KvForm form) { return form >= KvForm::kTbq2H; }
-constexpr bool open_page(KvForm form) { return form >= KvForm::kQ8_0; }
-// Bytes of one head's 64 rows. Scales follow the codes of all rows.
-constexpr int64_t region_bytes(KvForm form, int d) {
-  switch (form) {
-    case KvForm::kF32:
-      return 64LL * d * 4;
-    case KvForm::kF16:
-    case KvForm::kBf16:
-      return 64LL * d * 2;
-    case KvForm::kQ8_0:
-      return 64LL * (d + d / 32 * 2);
-    case KvForm::kTbq2H:
-      return 64LL * (d / 4 + 2);
-    case KvForm::kTbq3H:
-      return 64LL * (d / 8 * 3 + 2);
-    case KvForm::kTbq4H:
-      return 64LL * (d / 2 + 2);
-  }
-  return 0;
-}
-
 struct KvView {
   KvForm k_form{}, v_form{};
   int n_kv = 0, head_dim = 0, window = 0;
@@ -140,6 +144,7 @@ struct KvView {
   uint8_t* step_exact = nullptr;  // those that live for one step
   int n_exact = 0;
   int64_t exact_page_bytes = 0;
+  KvTables tables;
 };
 
 }  // namespace kvasir::cuda

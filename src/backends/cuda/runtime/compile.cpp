@@ -5,7 +5,10 @@
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
 #include "base/error.h"
+#include "base/half.h"
 #include "formats/format.h"
+#include "formats/qjl1_256.h"
+#include "formats/tcq_table.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::cuda {
@@ -15,30 +18,36 @@ using graph::Op;
 using graph::OpKind;
 using graph::ValueId;
 
-std::optional<KvForm> kv_form(DType type) {
-  switch (type) {
-    case DType::f32:
-      return KvForm::kF32;
-    case DType::f16:
-      return KvForm::kF16;
-    case DType::bf16:
-      return KvForm::kBf16;
-    case DType::q8_0:
-      return KvForm::kQ8_0;
-    case DType::tbq2_h:
-      return KvForm::kTbq2H;
-    case DType::tbq3_h:
-      return KvForm::kTbq3H;
-    case DType::tbq4_h:
-      return KvForm::kTbq4H;
-    default:
-      return std::nullopt;
-  }
-}
-
 namespace {
 
 bool head_size_built(int d) { return d == 64 || d == 128 || d == 256 || d == 512; }
+
+// Throws Error{kRefused} for keys, values or a head size that no kernel takes.
+void check_kv(const graph::KvSpec& spec, int layer) {
+  const formats::Format &k = formats::require(spec.k_type), &v = formats::require(spec.v_type);
+  std::string missing;
+  const auto miss = [&](std::string what) { missing += (missing.empty() ? "" : ", ") + what; };
+  if (!kv_form(spec.k_type) || !k.has_role(formats::kKeys)) miss(fmt::format("keys of {}", k.name));
+  if (!kv_form(spec.v_type) || !v.has_role(formats::kValues)) miss(fmt::format("values of {}", v.name));
+  if (!head_size_built(spec.head_dim))
+    miss(fmt::format("head size {}", spec.head_dim));
+  else if (!k.takes(spec.head_dim) || !v.takes(spec.head_dim))
+    miss(fmt::format("{} at head size {}", (k.takes(spec.head_dim) ? v : k).name, spec.head_dim));
+  if (missing.empty()) return;
+  const auto names = [](formats::Role role) {
+    std::string out;
+    for (const formats::Format& format : formats::all())
+      if (kv_form(format.type) && format.has_role(role))
+        out += (out.empty() ? "" : " ") + std::string(format.name) +
+               (format.takes(64) ? "" : " (multiples of 128)");
+    return out;
+  };
+  fail(ErrorCode::kRefused,
+       "cuda attention, layer {}: required: keys {}, values {}, head size {}; supported: keys {}; values {}; "
+       "head sizes 64, 128, 256, 512; missing: {}",
+       layer, k.name, v.name, spec.head_dim, names(formats::kKeys), names(formats::kValues), missing);
+}
+
 constexpr size_t kExpandedValues = size_t(64) << 20;  // f16 weights a prompt matmul holds at a time
 constexpr int kLogitsRows = 64;  // rows of logits computed at a time for many wanted rows
 
@@ -88,14 +97,8 @@ void CudaExecutable::prepare_kv() {
   };
   for (size_t i = 0; i < graph_.kv.size(); ++i) {
     const graph::KvSpec& spec = graph_.kv[i];
+    check_kv(spec, layer_of(i, spec));
     const auto k = kv_form(spec.k_type), v = kv_form(spec.v_type);
-    if (!k || !v || !head_size_built(spec.head_dim))
-      fail(ErrorCode::kRefused,
-           "cuda attention, layer {}: required: keys {}, values {}, head size {}; supported: f32 f16 bf16 "
-           "q8_0 tbq2_h tbq3_h "
-           "tbq4_h in any pair at head sizes 64, 128, 256, 512; missing: {}",
-           layer_of(i, spec), formats::require(spec.k_type).name, formats::require(spec.v_type).name,
-           spec.head_dim, head_size_built(spec.head_dim) ? "that type" : "that head size");
     KvView view;
     view.k_form = *k;
     view.v_form = *v;
@@ -115,8 +118,35 @@ void CudaExecutable::prepare_kv() {
                            "allocating open cache pages");
       view.step_exact = memory_.back().as<uint8_t>();
     }
+    view.tables = kv_tables(spec);
     kv_.push_back(view);
   }
+}
+
+// What the types of one cache keep as data, on the device.
+KvTables CudaExecutable::kv_tables(const graph::KvSpec& spec) {
+  const auto upload = [&](const void* data, size_t bytes) {
+    memory_.emplace_back(bytes, Place::kDevice, "allocating tables of a cache type");
+    check(cudaMemcpy(memory_.back().as(), data, bytes, cudaMemcpyHostToDevice),
+          "uploading a cache type's tables");
+    return memory_.back().as();
+  };
+  KvTables tables;
+  if (spec.k_type == DType::qjl1_256) {
+    const std::span projection(formats::qjl_projection(), size_t(128) * formats::kSketch);
+    std::vector<uint16_t> halves;
+    for (float p : projection) halves.push_back(f32_to_f16(p));
+    tables.projection = static_cast<const float*>(upload(projection.data(), projection.size_bytes()));
+    tables.projection_half =
+        static_cast<const uint16_t*>(upload(halves.data(), halves.size() * sizeof(uint16_t)));
+  }
+  if (spec.k_type == DType::tbq3_tcq || spec.v_type == DType::tbq3_tcq) {
+    const formats::TcqTable& table = spec.tcq ? *spec.tcq : formats::own_tcq_table();
+    tables.tcq_level = static_cast<const float*>(upload(table.level.data(), sizeof(table.level)));
+    tables.tcq_rounded = static_cast<const int8_t*>(upload(table.rounded.data(), sizeof(table.rounded)));
+    tables.tcq_step = table.step;
+  }
+  return tables;
 }
 
 void CudaExecutable::prepare_ropes() {
@@ -265,7 +295,7 @@ size_t CudaExecutable::add_heads(size_t at) {
           if (select.kind == OpKind::select_rows && select.out == q) q = select.in[0];
         if (q != op.out) continue;
         m.query = true;
-        m.job.rotate = head_wide(kv_[size_t(reader.kv)].k_form);
+        m.job.basis = basis_of(kv_[size_t(reader.kv)].k_form);
       }
     }
     made.push_back(m);
@@ -290,7 +320,8 @@ size_t CudaExecutable::add_heads(size_t at) {
       if (made[j].query) args.jobs[j].out_shifted = shifted_[size_t(made[j].out)];
     }
     run_heads(next(), args, step_view(), n, rows.own_pages);
-    if (kv >= 0 && !rows.own_pages) encode_pages(next(), args.kv, step_view(), n);
+    if (kv >= 0 && needs_encode(args.kv, rows.own_pages))
+      encode_pages(next(), args, step_view(), n, rows.own_pages);
   });
   return used;
 }
@@ -409,7 +440,7 @@ float* CudaExecutable::add_rotation(const Op& attention) {
   args.n_jobs = 1;
   args.jobs[0].out = memory_.back().as<float>();
   args.jobs[0].n_head = attention.n_head;
-  args.jobs[0].rotate = true;
+  args.jobs[0].basis = basis_of(kv_[size_t(attention.kv)].k_form);
   args.jobs[0].output_rows = set_of(q) == graph::RowSet::kOutput;
   add_node("rotate", attention.layer, {q}, [=, this](const Rows& rows) mutable {
     const int n = rows.of(set_of(q));
@@ -434,7 +465,7 @@ void CudaExecutable::add_attention(const Op& op) {
   const ValueId q = op.in[0], out = op.out;
   const bool roped = comes_from_rope(q);
   float* rotated = nullptr;
-  if (!roped && head_wide(args.kv.k_form)) rotated = add_rotation(op);
+  if (!roped && basis_of(args.kv.k_form) != KvBasis::kModel) rotated = add_rotation(op);
   add_node("attention", op.layer, {q, out}, [=, this](const Rows& rows) mutable {
     const int n = rows.of(set_of(out));
     if (n == 0) return;

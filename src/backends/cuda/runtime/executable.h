@@ -12,13 +12,11 @@
 #include "backends/cuda/kernels/attention/attention.h"
 #include "backends/cuda/kernels/elementwise/elementwise.h"
 #include "backends/cuda/kernels/kv_append/kv_append.h"
+#include "backends/cuda/kernels/kv_forms/dtypes.h"
 #include "backends/cuda/kernels/matvec/matvec.h"
 #include "backends/cuda/runtime/weights.h"
 
 namespace kvasir::cuda {
-
-// Nothing for a type that cannot hold keys or values here.
-std::optional<KvForm> kv_form(DType type);
 
 class CudaExecutable final : public backends::Executable {
  public:
@@ -83,6 +81,7 @@ class CudaExecutable final : public backends::Executable {
   void plan_memory();
   void prepare_ropes();
   void prepare_kv();
+  KvTables kv_tables(const graph::KvSpec& spec);
   void size_attention();
 
   // executable.cpp

@@ -1,7 +1,6 @@
-#include "backends/cuda/kernels/attention/flash.h"
-
 #include <algorithm>
 
+#include "backends/cuda/kernels/attention/flash.h"
 #include "backends/cuda/kernels/attention/tiles.cuh"
 
 namespace kvasir::cuda {
@@ -179,7 +178,8 @@ struct Block {
     const auto load = [&](int page, int side) {
       const int low = max(0, oldest - page * kPage), high = min(kPage, newest + 1 - page * kPage);
       load_tile<D, kThreads>(find_region(a.kv, step, first_row.seq, query_page, page, kv_head, side), low,
-                             high, side ? v_levels : k_levels, side ? &shared.v[0][0] : &shared.k[0][0]);
+                             high, side ? v_levels : k_levels, a.kv.tables,
+                             side ? &shared.v[0][0] : &shared.k[0][0]);
       commit_copies();
     };
     int base = -1;

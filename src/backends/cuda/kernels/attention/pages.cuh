@@ -1,7 +1,7 @@
 // Where keys and values lie, and one value of them.
 #pragma once
 #include "backends/cuda/kernels/attention/attention.h"
-#include "backends/cuda/kernels/kv_append/head_tables.cuh"
+#include "backends/cuda/kernels/kv_forms/load.cuh"
 
 namespace kvasir::cuda {
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ Region find_region(const KvView& kv, const StepView& 
   return {kv.pages + tables[page] * kv.page_bytes + head * (k + v) + (side ? k : 0), form};
 }
 
-__device__ inline float region_value(const Region& from, int d, int token, int i) {
+__device__ inline float region_value(const Region& from, int d, int token, int i, const KvTables& tables) {
   const int64_t at = int64_t(token) * d + i;
   switch (from.form) {
     case KvForm::kF32:
@@ -42,22 +42,9 @@ __device__ inline float region_value(const Region& from, int d, int token, int i
       return __half2float(reinterpret_cast<const __half*>(from.data)[at]);
     case KvForm::kBf16:
       return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(from.data)[at]) << 16);
-    case KvForm::kQ8_0: {
-      const __half* scales = reinterpret_cast<const __half*>(from.data + int64_t(kPage) * d);
-      return __half2float(scales[token * (d / 32) + i / 32]) *
-             float(reinterpret_cast<const int8_t*>(from.data)[at]);
-    }
     default:
-      break;
+      return coded_value(from.form, from.data, d, token, i, tables);
   }
-  const int b = from.form == KvForm::kTbq2H ? 2 : from.form == KvForm::kTbq3H ? 3 : 4;
-  const uint8_t* row = from.data + int64_t(token) * (d / 8 * b);
-  const __half* scales = reinterpret_cast<const __half*>(from.data + int64_t(kPage) * (d / 8 * b));
-  const int bit = b * i;
-  uint32_t bits = row[bit / 8];
-  if (bit % 8 + b > 8) bits |= uint32_t(row[bit / 8 + 1]) << 8;
-  return __half2float(scales[token]) *
-         kHeadTables.level[b - 2][size_index(d)][(bits >> (bit % 8)) & ((1 << b) - 1)];
 }
 
 // Pages of a row's visible keys that part `split` of `n_splits` takes: [begin, end).

@@ -9,9 +9,35 @@ namespace {
 
 constexpr int kThreads = 128;
 
+// P^T q of each 128 values of a query: 256 sums.
+__device__ void make_sketch(const float* q, int d, const float* projection, float* sketch) {
+  for (int j = int(threadIdx.x); j < 2 * d; j += kThreads) {
+    const float *x = q + j / formats::kSketch * 128, *column = projection + j % formats::kSketch;
+    float sum = 0;
+    for (int i = 0; i < 128; ++i) sum += x[i] * column[i * formats::kSketch];
+    sketch[j] = sum;
+  }
+}
+// This lane's part of q . k of a row of qjl1_256.
+__device__ float sketch_score(const float* sketch, const uint8_t* data, int d, int token, int lane) {
+  const RegionPlanes planes(KvForm::kQjl1_256, d);
+  const uint32_t* signs = reinterpret_cast<const uint32_t*>(data + int64_t(token) * planes.codes);
+  const uint16_t* norms = reinterpret_cast<const uint16_t*>(data + planes.scales_at()) + token * (d / 128);
+  float score = 0;
+  for (int b = 0; b < d / 128; ++b) {
+    float sum = 0;
+    for (int word = 0; word < 8; ++word) {
+      const float s = sketch[b * formats::kSketch + word * 32 + lane];
+      sum += signs[8 * b + word] >> lane & 1u ? s : -s;
+    }
+    score += formats::kSketchScale * __uint_as_float(uint32_t(norms[b]) << 16) * sum;
+  }
+  return score;
+}
+
 __global__ void __launch_bounds__(kThreads)
     plain_kernel(const __grid_constant__ AttentionArgs a, StepView step) {
-  __shared__ float q[512], score[kPage];
+  __shared__ float q[512], score[kPage], sketch[1024];
   let_next_start();
   wait_for_inputs();
   const int split = int(blockIdx.x), h = int(blockIdx.y), r = int(blockIdx.z), t = int(threadIdx.x);
@@ -31,14 +57,22 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = t; i < d; i += kThreads) q[i] = from[i];
       base = shifted;
       __syncthreads();
+      if (a.kv.k_form == KvForm::kQjl1_256) {
+        make_sketch(q, d, a.kv.tables.projection, sketch);
+        __syncthreads();
+      }
     }
     const Region k = find_region(a.kv, step, row.seq, row.pos / kPage, page, kv_head, 0);
     const Region v = find_region(a.kv, step, row.seq, row.pos / kPage, page, kv_head, 1);
     for (int token = warp; token < kPage; token += kThreads / 32) {
       const int pos = page * kPage + token;
       float s = 0;
-      if (pos >= first && pos <= row.pos)
-        for (int i = lane; i < d; i += 32) s += q[i] * region_value(k, d, token, i);
+      if (pos >= first && pos <= row.pos) {
+        if (k.form == KvForm::kQjl1_256)
+          s = sketch_score(sketch, k.data, d, token, lane);
+        else
+          for (int i = lane; i < d; i += 32) s += q[i] * region_value(k, d, token, i, a.kv.tables);
+      }
       s = warp_sum(s) * a.scale;
       if (a.softcap > 0) s = a.softcap * tanhf(s / a.softcap);
       if (lane == 0) score[token] = pos >= first && pos <= row.pos ? s : -INFINITY;
@@ -56,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
       sum += p;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (t + i * kThreads < d) acc[i] += p * region_value(v, d, token, t + i * kThreads);
+        if (t + i * kThreads < d) acc[i] += p * region_value(v, d, token, t + i * kThreads, a.kv.tables);
     }
   }
   if (t == 0) a.partial_sums[2 * part] = largest, a.partial_sums[2 * part + 1] = sum;
@@ -64,6 +98,12 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (t + i * kThreads < d) a.partial[part * d + t + i * kThreads] = acc[i];
+}
+
+// Not inlined: most caches have no use for it.
+template <int E>
+__device__ __noinline__ void leave_block_basis(KvBasis basis, float (&x)[E], int lane) {
+  warp_from_basis(basis, 1, x, lane);
 }
 
 // One head of one row a block: warps take parts in turn, then add up in order.
@@ -119,7 +159,11 @@ __global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ Atte
       for (int w = 0; w < kWarps; ++w) v += sums[w][lane * E + i];
       acc[i] = v * inverse;
     }
-    if (head_wide(a.kv.v_form)) warp_unrotate(1, acc, lane);
+    const KvBasis basis = basis_of(a.kv.v_form);
+    if (basis == KvBasis::kHeadWide)
+      warp_unrotate(1, acc, lane);
+    else if (basis != KvBasis::kModel)
+      leave_block_basis(basis, acc, lane);
 #pragma unroll
     for (int i = 0; i < E; ++i) a.out[head * kDim + lane * E + i] = acc[i];
     if (quant.q) quantize_lanes(acc, lane, quant.q + head * kDim, quant.meta + head * E);

@@ -1,7 +1,8 @@
-// The head-wide types' constants on the device: signs of the rotation, levels and midpoints, from the same
-// headers as the scalar codec; and the rotation itself by a warp.
+// The head-wide types' constants on the device: signs of the rotation and levels, from the same headers as
+// the scalar codec; and the rotations of every type by a warp.
 #pragma once
 #include "backends/cuda/kernels/common.cuh"
+#include "formats/basis.h"
 #include "formats/tbq_h.h"
 
 namespace kvasir::cuda {
@@ -9,7 +10,6 @@ namespace kvasir::cuda {
 struct HeadTables {
   uint32_t signs[2][16];  // keys, values: bit i % 32 of word i / 32
   float level[3][4][16];  // bits - 2, head size 64 128 256 512
-  float midpoint[3][4][16];
 };
 
 template <int b>
@@ -17,7 +17,6 @@ constexpr void fill_levels(HeadTables& t) {
   for (int s = 0; s < 4; ++s) {
     const auto book = formats::mirror<b>(formats::head_levels<b>()[s]);
     for (int i = 0; i < 16; ++i) t.level[b - 2][s][i] = i < (1 << b) ? book.level[size_t(i)] : 0.0f;
-    for (int i = 0; i < 16; ++i) t.midpoint[b - 2][s][i] = i + 1 < (1 << b) ? book.midpoint[size_t(i)] : 0.0f;
   }
 }
 
@@ -89,6 +88,65 @@ __device__ __forceinline__ void warp_unrotate(int side, float (&x)[E], int lane)
   warp_hadamard(x, lane);
 #pragma unroll
   for (int i = 0; i < E; ++i) x[i] = flip_sign(side, lane * E + i, x[i]);
+}
+
+// H x / sqrt(block) of every block of a head (32 or 128 values; the head is a multiple), as warp_hadamard.
+template <int E>
+__device__ __forceinline__ void warp_block_hadamard(int block, float (&x)[E], int lane) {
+#pragma unroll
+  for (int distance = 1; distance < E; distance *= 2)
+#pragma unroll
+    for (int start = 0; start < E; start += 2 * distance)
+#pragma unroll
+      for (int i = 0; i < distance; ++i) {
+        const float a = x[start + i], b = x[start + i + distance];
+        x[start + i] = __fadd_rn(a, b);
+        x[start + i + distance] = __fsub_rn(a, b);
+      }
+  for (int o = 1; o < block / E; o *= 2)
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      const float other = __shfl_xor_sync(~0u, x[i], o);
+      x[i] = (lane & o) ? __fsub_rn(other, x[i]) : __fadd_rn(x[i], other);
+    }
+  const float norm = block == 32 ? 0.1767766952966369f : 0.08838834764831845f;
+#pragma unroll
+  for (int i = 0; i < E; ++i) x[i] = __fmul_rn(x[i], norm);
+}
+
+// Signs of the blocks: which of the vectors of formats/basis.h.
+enum class BlockSigns { kOf32, kFirst, kSecond };
+template <int E>
+__device__ __forceinline__ void flip_blocks(BlockSigns which, float (&x)[E], int lane) {
+  const bool upper = (lane * E & 64) != 0;  // E values of a lane lie on one side of 64
+  constexpr uint64_t k32 = uint64_t(formats::kSigns32) << 32 | formats::kSigns32;
+  constexpr uint64_t kFirst[2] = {formats::kSigns1[0], formats::kSigns1[1]},
+                     kSecond[2] = {formats::kSigns2[0], formats::kSigns2[1]};
+  const uint64_t word = which == BlockSigns::kOf32    ? k32
+                        : which == BlockSigns::kFirst ? (upper ? kFirst[1] : kFirst[0])
+                                                      : (upper ? kSecond[1] : kSecond[0]);
+#pragma unroll
+  for (int i = 0; i < E; ++i)
+    x[i] = __uint_as_float(__float_as_uint(x[i]) ^ (uint32_t(word >> ((lane * E + i) % 64)) & 1u) << 31);
+}
+
+template <int E>
+__device__ __forceinline__ void warp_to_basis(KvBasis basis, int side, float (&x)[E], int lane) {
+  if (basis == KvBasis::kModel) return;
+  if (basis == KvBasis::kHeadWide) return warp_rotate(side, x, lane);
+  if (basis != KvBasis::kBlock128)
+    flip_blocks(basis == KvBasis::kBlock32 ? BlockSigns::kOf32 : BlockSigns::kFirst, x, lane);
+  warp_block_hadamard(basis == KvBasis::kBlock32 ? 32 : 128, x, lane);
+  if (basis == KvBasis::kSignedBlock128) flip_blocks(BlockSigns::kSecond, x, lane);
+}
+template <int E>
+__device__ __forceinline__ void warp_from_basis(KvBasis basis, int side, float (&x)[E], int lane) {
+  if (basis == KvBasis::kModel) return;
+  if (basis == KvBasis::kHeadWide) return warp_unrotate(side, x, lane);
+  if (basis == KvBasis::kSignedBlock128) flip_blocks(BlockSigns::kSecond, x, lane);
+  warp_block_hadamard(basis == KvBasis::kBlock32 ? 32 : 128, x, lane);
+  if (basis != KvBasis::kBlock128)
+    flip_blocks(basis == KvBasis::kBlock32 ? BlockSigns::kOf32 : BlockSigns::kFirst, x, lane);
 }
 
 }  // namespace kvasir::cuda

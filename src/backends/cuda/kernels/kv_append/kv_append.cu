@@ -1,7 +1,7 @@
 // Compiled without fused multiply-add: encoded bytes must be the scalar codec's.
-#include "backends/cuda/kernels/kv_append/kv_append.h"
-
 #include "backends/cuda/kernels/kv_append/head_tables.cuh"
+#include "backends/cuda/kernels/kv_append/kv_append.h"
+#include "backends/cuda/kernels/kv_forms/codec.cuh"
 
 namespace kvasir::cuda {
 namespace {
@@ -24,92 +24,38 @@ __device__ const int32_t* table(const StepView& step, const KvView& kv, int seq,
   return step.tables + (int64_t(seq) * 4 + (kv.window > 0 ? 2 : 0) + (exact ? 1 : 0)) * step.table_stride;
 }
 
-// The scalar codec's fold of 32 strided sums, one a lane; lane 0's result to all.
-__device__ __forceinline__ float fold(float s) {
-#pragma unroll
-  for (int width = 16; width > 0; width /= 2) s = __fadd_rn(s, __shfl_down_sync(~0u, s, width));
-  return __shfl_sync(~0u, s, 0);
+// Not inlined: a step that fills no page does not load this code.
+__device__ __noinline__ bool encode_quick_row(KvForm form, const __half* x, int d, int token, uint8_t* region,
+                                              int lane, uint8_t* codes) {
+  const RowPlace to = region ? place_row(form, d, token, region) : RowPlace{};
+  return encode_quick(form, Warp{lane}, reinterpret_cast<const uint16_t*>(x), d, codes, to);
 }
 
-__device__ void encode_q8_0(const __half* x, int d, int token, uint8_t* to, int lane) {
-  __half* scales = reinterpret_cast<__half*>(to + int64_t(kPage) * d) + token * (d / 32);
-  for (int b = 0; b < d / 32; ++b) {
-    const float v = __half2float(x[b * 32 + lane]);
-    const __half scale = __float2half_rn(__fdiv_rn(warp_max(fabsf(v)), 127.0f));
-    const float s = __half2float(scale), inverse = s != 0.0f ? __fdiv_rn(1.0f, s) : 0.0f;
-    const float code = fminf(fmaxf(__fmul_rn(v, inverse), -127.0f), 127.0f);
-    to[int64_t(token) * d + b * 32 + lane] = uint8_t(int8_t(__float2int_rn(code)));
-    if (lane == 0) scales[b] = scale;
-  }
-}
+// Rows below this fit every type: the largest scale any makes of 128 such values is 88 times it.
+constexpr float kAlwaysFits = 512.0f;
 
-template <int b>
-__device__ void encode_head_wide(const __half* x, int d, int token, uint8_t* to, int lane, uint8_t* codes) {
-  const float* level = kHeadTables.level[b - 2][size_index(d)];
-  const float* midpoint = kHeadTables.midpoint[b - 2][size_index(d)];
-  const int row_bytes = d / 8 * b;
-  uint8_t* row = to + int64_t(token) * row_bytes;
-  __half* scales = reinterpret_cast<__half*>(to + int64_t(kPage) * row_bytes);
-  float squares = 0;
-  for (int i = lane; i < d; i += 32) {
-    const float v = __half2float(x[i]);
-    squares = __fadd_rn(squares, __fmul_rn(v, v));
-  }
-  const float mean = __fmul_rn(fold(squares), __fdiv_rn(1.0f, float(d)));
-  const float inverse = mean == 0 ? 0.0f : __fdiv_rn(1.0f, __fsqrt_rn(mean));
-  float products = 0, levels = 0;
-  for (int i = lane; i < d; i += 32) {
-    const float v = __half2float(x[i]), u = __fmul_rn(v, inverse);
-    int code = 0;
+// Would row `to`, just stored, need a scale that f16 cannot say? Searches answer when they encode it.
+template <int E>
+__device__ __forceinline__ bool scale_fits(KvForm form, const float (&x)[E], const __half* to, int lane,
+                                           uint8_t* codes) {
+  if (!open_page(form) || trellis(form)) return true;
+  float top = 0;
 #pragma unroll
-    for (int m = 0; m + 1 < (1 << b); ++m) code += midpoint[m] < u;
-    codes[i] = uint8_t(code);
-    products = __fadd_rn(products, __fmul_rn(v, level[code]));
-    levels = __fadd_rn(levels, __fmul_rn(level[code], level[code]));
-  }
-  const float exact = __fdiv_rn(fold(products), fold(levels));
-  const __half scale =
-      mean == 0 ? __float2half_rn(0.0f) : __float2half_rn(fminf(fmaxf(exact, -65504.0f), 65504.0f));
-  const bool zero = __half_as_ushort(scale) == 0;
+  for (int i = 0; i < E; ++i) top = fmaxf(top, fabsf(x[i]));
+  if (!(warp_max(top) > kAlwaysFits)) return true;
   __syncwarp();
-  for (int g = lane; g < d / 8; g += 32) {
-    uint32_t packed = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) packed |= uint32_t(codes[8 * g + j]) << (b * j);
-    if (zero) packed = 0;
-#pragma unroll
-    for (int j = 0; j < b; ++j) row[g * b + j] = uint8_t(packed >> (8 * j));
-  }
-  if (lane == 0) scales[token] = scale;
-  __syncwarp();
-}
-
-// Row `token` of one head and side by a warp; `codes`: 512 bytes of shared memory.
-__device__ void encode_row(KvForm form, const __half* x, int d, int token, uint8_t* to, int lane,
-                           uint8_t* codes) {
-  switch (form) {
-    case KvForm::kQ8_0:
-      return encode_q8_0(x, d, token, to, lane);
-    case KvForm::kTbq2H:
-      return encode_head_wide<2>(x, d, token, to, lane, codes);
-    case KvForm::kTbq3H:
-      return encode_head_wide<3>(x, d, token, to, lane, codes);
-    case KvForm::kTbq4H:
-      return encode_head_wide<4>(x, d, token, to, lane, codes);
-    default:
-      return;
-  }
+  return encode_quick_row(form, to, 32 * E, 0, nullptr, lane, codes);
 }
 
 template <int E>
 __device__ void store_head(const HeadArgs& a, const StepView& step, int side, int head, int r, float (&x)[E],
-                           int lane) {
+                           int lane, float* smem) {
   constexpr int kDim = 32 * E;
   const KvView& kv = a.kv;
   const graph::Row row = step.rows[r];
   const KvForm form = side ? kv.v_form : kv.k_form;
   const int token = row.pos % kPage, page = row.pos / kPage;
-  if (head_wide(form)) warp_rotate(side, x, lane);
+  warp_to_basis(basis_of(form), side, x, lane);
   bool finite = true;
   if (form == KvForm::kF32 || form == KvForm::kBf16) {
     uint8_t* to = region(kv, table(step, kv, row.seq, false)[page], head, side);
@@ -137,6 +83,8 @@ __device__ void store_head(const HeadArgs& a, const StepView& step, int side, in
       to[int64_t(token) * kDim + lane * E + i] = h;
       finite &= (__half_as_ushort(h) & 0x7c00u) != 0x7c00u;
     }
+    if (__all_sync(~0u, finite))
+      finite = scale_fits(form, x, to + int64_t(token) * kDim, lane, reinterpret_cast<uint8_t*>(smem));
   }
   if (!finite && atomicCAS(a.fault, -1, a.layer) == -1) a.fault[1] = r;
 }
@@ -184,13 +132,13 @@ __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& s
 #pragma unroll
       for (int i = 0; i < E; ++i) x[i] = smem[lane * E + i];
     }
-    if (job.rotate) warp_rotate(0, x, lane);
+    warp_to_basis(job.basis, 0, x, lane);
     float* out = variant == 1 ? job.out_shifted : job.out;
     if (out)
 #pragma unroll
       for (int i = 0; i < E; ++i) out[(int64_t(r) * job.n_head + head) * kDim + lane * E + i] = x[i];
   }
-  if (job.side >= 0) store_head(a, step, job.side, head, r, x, lane);
+  if (job.side >= 0) store_head(a, step, job.side, head, r, x, lane, smem);
 }
 
 // kEncode: a block of 16 warps a head, the first works on the head, all encode the page it fills. Otherwise a
@@ -212,13 +160,13 @@ __global__ void __launch_bounds__(kEncode ? 512 : 128)
     if (job.side < 0) return;
     const graph::Row row = step.rows[r];
     const KvForm form = job.side ? a.kv.v_form : a.kv.k_form;
-    if (!open_page(form) || row.pos % kPage != kPage - 1) return;
+    if (!open_page(form) || slow_to_encode(form) || row.pos % kPage != kPage - 1) return;
     __syncthreads();
     const int page = row.pos / kPage;
     const __half* from = exact_region(a.kv, table(step, a.kv, row.seq, true)[page], head, job.side);
     uint8_t* to = region(a.kv, table(step, a.kv, row.seq, false)[page], head, job.side);
     for (int token = warp; token < kPage; token += 16)
-      encode_row(form, from + token * 32 * E, 32 * E, token, to, lane, codes[warp]);
+      encode_quick_row(form, from + token * 32 * E, 32 * E, token, to, lane, codes[warp]);
   }
 }
 
@@ -234,7 +182,66 @@ __global__ void __launch_bounds__(512) encode_kernel(KvView kv, StepView step) {
   const __half* from = exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
   uint8_t* to = region(kv, table(step, kv, row.seq, false)[page], head, side);
   for (int token = warp; token < kPage; token += 16)
-    encode_row(form, from + int64_t(token) * d, d, token, to, lane, codes[warp]);
+    encode_quick_row(form, from + int64_t(token) * d, d, token, to, lane, codes[warp]);
+}
+
+constexpr int kSearchWarps = 8;
+
+// The index of the step's k-th row that is the last of its page, or -1.
+__device__ int filling_row(const StepView& step, int n_rows, int k, int lane) {
+  for (int first = 0; first < n_rows; first += 32) {
+    const bool fills = first + lane < n_rows && step.rows[first + lane].pos % kPage == kPage - 1;
+    const uint32_t mask = __ballot_sync(~0u, fills);
+    const int n = __popc(mask);
+    if (k < n) return first + int(__fns(mask, 0, k + 1));
+    k -= n;
+  }
+  return -1;
+}
+
+struct EncodeArgs {
+  KvView kv;
+  bool sides[2];
+  int layer;
+  int32_t* fault;
+};
+
+// Pages by blockIdx.x, KV head and side by .y, eight tokens by .z: a warp a row.
+template <int D>
+__global__ void __launch_bounds__(32 * kSearchWarps)
+    search_kernel(const __grid_constant__ EncodeArgs a, StepView step, int n_rows) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  let_next_start();
+  wait_for_inputs();
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int head = int(blockIdx.y) / 2, side = int(blockIdx.y) % 2,
+            token = int(blockIdx.z) * kSearchWarps + warp;
+  const KvForm form = side ? a.kv.v_form : a.kv.k_form;
+  if (!a.sides[side]) return;
+  auto& scratch = reinterpret_cast<TrellisScratch<D>*>(memory)[warp];
+  for (int k = int(blockIdx.x);; k += int(gridDim.x)) {
+    const int r = filling_row(step, n_rows, k, lane);
+    if (r < 0) return;
+    const graph::Row row = step.rows[r];
+    const int page = row.pos / kPage;
+    const __half* from = exact_region(a.kv, table(step, a.kv, row.seq, true)[page], head, side);
+    uint8_t* to = region(a.kv, table(step, a.kv, row.seq, false)[page], head, side);
+    const bool fits = encode_row(form, Warp{lane}, reinterpret_cast<const uint16_t*>(from) + token * D, D,
+                                 a.kv.tables, scratch, place_row(form, D, token, to));
+    if (fits || lane != 0 || atomicCAS(a.fault, -1, a.layer) != -1) continue;
+    // The row itself, when it is one of this step's.
+    const int own = r - (kPage - 1 - token);
+    const bool mine = own >= 0 && step.rows[own].seq == row.seq && step.rows[own].pos == page * kPage + token;
+    a.fault[1] = mine ? own : r;
+  }
+}
+
+template <int D>
+void run_search(const Launch& how, const EncodeArgs& args, const StepView& step, int n_rows) {
+  const int pages = n_rows < n_rows / kPage + 8 ? n_rows : n_rows / kPage + 8;
+  launch(how, dim3(unsigned(pages), unsigned(2 * args.kv.n_kv), unsigned(kPage / kSearchWarps)),
+         dim3(32 * kSearchWarps), sizeof(TrellisScratch<D>) * kSearchWarps, search_kernel<D>, args, step,
+         n_rows);
 }
 
 template <int E>
@@ -268,9 +275,31 @@ void run_heads(const Launch& how, const HeadArgs& args, const StepView& step, in
   }
 }
 
-void encode_pages(const Launch& how, const KvView& kv, const StepView& step, int n_rows) {
-  if (open_page(kv.k_form) || open_page(kv.v_form))
-    launch(how, dim3(unsigned(n_rows), unsigned(kv.n_kv), 2), dim3(512), 0, encode_kernel, kv, step);
+bool needs_encode(const KvView& kv, bool encode) {
+  return slow_to_encode(kv.k_form) || slow_to_encode(kv.v_form) ||
+         (!encode && (open_page(kv.k_form) || open_page(kv.v_form)));
+}
+
+void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encoded) {
+  const KvView& kv = args.kv;
+  if (!slow_to_encode(kv.k_form) && !slow_to_encode(kv.v_form))
+    return launch(how, dim3(unsigned(n_rows), unsigned(kv.n_kv), 2), dim3(512), 0, encode_kernel, kv, step);
+  EncodeArgs search{kv, {}, args.layer, args.fault};
+  const auto left = [&](KvForm form) { return open_page(form) && (!encoded || slow_to_encode(form)); };
+  search.sides[0] = left(kv.k_form);
+  search.sides[1] = left(kv.v_form);
+  switch (kv.head_dim) {
+    case 64:
+      return run_search<64>(how, search, step, n_rows);
+    case 128:
+      return run_search<128>(how, search, step, n_rows);
+    case 256:
+      return run_search<256>(how, search, step, n_rows);
+    case 512:
+      return run_search<512>(how, search, step, n_rows);
+    default:
+      return;
+  }
 }
 
 }  // namespace kvasir::cuda

@@ -16,8 +16,8 @@ struct HeadJob {
   int n_head = 0;
   int side = -1;  // 0: stored as keys, 1: as values
   bool norm = false;
-  bool rotate = false;       // queries: into the basis of the keys
-  bool output_rows = false;  // rows are those whose logits are wanted
+  KvBasis basis = KvBasis::kModel;  // queries: that of the keys
+  bool output_rows = false;         // rows are those whose logits are wanted
   float eps = 0, scale = 1;
 };
 
@@ -31,10 +31,13 @@ struct HeadArgs {
       nullptr;  // {layer, step row} of the first value that the cache cannot hold; layer -1: none
 };
 
-// `encode`: no two rows of the step write the same page, so a page that a row fills is encoded at once.
-// Otherwise call encode_pages after it.
+// `encode`: no two rows of the step write the same page, so a page that a row fills is encoded at once, where
+// its type takes no search. Otherwise call encode_pages after it.
 void run_heads(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encode);
-// Encodes the page of every row that is the last of its page.
-void encode_pages(const Launch& how, const KvView& kv, const StepView& step, int n_rows);
+// Is there anything left to encode after run_heads(.., encode)?
+bool needs_encode(const KvView& kv, bool encode);
+// Encodes the page of every row that is the last of its page; `encoded`: what run_heads was told. args: kv,
+// layer and fault.
+void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encoded);
 
 }  // namespace kvasir::cuda

@@ -1,4 +1,4 @@
-#include "backends/cuda/kernels/matvec/unit.cuh"
+#include "backends/cuda/kernels/matvec/small_units.cuh"
 
 namespace kvasir::cuda {
 namespace {
@@ -205,6 +205,14 @@ void fused_matvec(const Launch& how, const FusedArgs& args) {
       return run<WeightForm::kQ5K>(how, args);
     case WeightForm::kQ6K:
       return run<WeightForm::kQ6K>(how, args);
+    case WeightForm::kQ2K:
+      return run<WeightForm::kQ2K>(how, args);
+    case WeightForm::kQ3K:
+      return run<WeightForm::kQ3K>(how, args);
+    case WeightForm::kIq4Nl:
+      return run<WeightForm::kIq4Nl>(how, args);
+    case WeightForm::kIq4Xs:
+      return run<WeightForm::kIq4Xs>(how, args);
     default:
       return;
   }

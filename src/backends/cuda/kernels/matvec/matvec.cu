@@ -1,8 +1,7 @@
-#include "backends/cuda/kernels/matvec/matvec.h"
-
 #include <algorithm>
 
-#include "backends/cuda/kernels/matvec/unit.cuh"
+#include "backends/cuda/kernels/matvec/matvec.h"
+#include "backends/cuda/kernels/matvec/small_units.cuh"
 
 namespace kvasir::cuda {
 namespace {
@@ -143,6 +142,14 @@ void matvec(const Launch& how, const MatvecArgs& args) {
       return run<WeightForm::kQ5K>(how, k, n_pairs);
     case WeightForm::kQ6K:
       return run<WeightForm::kQ6K>(how, k, n_pairs);
+    case WeightForm::kQ2K:
+      return run<WeightForm::kQ2K>(how, k, n_pairs);
+    case WeightForm::kQ3K:
+      return run<WeightForm::kQ3K>(how, k, n_pairs);
+    case WeightForm::kIq4Nl:
+      return run<WeightForm::kIq4Nl>(how, k, n_pairs);
+    case WeightForm::kIq4Xs:
+      return run<WeightForm::kIq4Xs>(how, k, n_pairs);
     case WeightForm::kNone:
       return;
   }

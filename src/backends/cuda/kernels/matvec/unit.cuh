@@ -1,5 +1,5 @@
-// What a lane takes of a matrix row at a time: 16 bytes of codes (q8: 16 values, 4 to 6 bits: 32, f16: 8,
-// f32: 4).
+// What a lane takes of a matrix row at a time, mostly 16 bytes of codes (q8: 16 values, 4 to 6 bits: 32, f16:
+// 8, f32: 4).
 #pragma once
 #include "backends/cuda/kernels/matvec/matvec.h"
 #include "backends/cuda/kernels/weights/decode.cuh"
@@ -41,7 +41,7 @@ struct UnitInput : IntInput {
 
 template <WeightForm F>
 struct Unit {
-  static constexpr int kValues = 32;
+  static constexpr int kValues = 32, kBytes = 16;
   static constexpr bool kHeader = F == WeightForm::kQ4K || F == WeightForm::kQ5K;
   static constexpr bool kOneBit = F == WeightForm::kQ5 || F == WeightForm::kQ5M || F == WeightForm::kQ5K;
   static constexpr bool kMinimum = F == WeightForm::kQ4M || F == WeightForm::kQ5M;
@@ -128,7 +128,7 @@ struct UnitInput<WeightForm::kQ8> {
 
 template <>
 struct Unit<WeightForm::kQ8> {
-  static constexpr int kValues = 16;
+  static constexpr int kValues = 16, kBytes = 16;
   int4 codes;
   uint32_t aux;
   float scale;
@@ -178,7 +178,7 @@ struct UnitInput<WeightForm::kBf16> : FloatInput<8> {
 
 template <WeightForm F, int N>
 struct FloatUnit {
-  static constexpr int kValues = N;
+  static constexpr int kValues = N, kBytes = 16;
   int4 codes;
   float w[N];
   __device__ __forceinline__ void load(const MatrixView& m, int64_t row, int unit, bool valid) {
@@ -216,7 +216,8 @@ struct Unit<WeightForm::kBf16> : FloatUnit<WeightForm::kBf16, 8> {};
 // A part of a matrix row's codes: units [begin, end).
 template <WeightForm F>
 __device__ __forceinline__ void prefetch_row(const MatrixView& w, int64_t row, int begin, int end) {
-  prefetch_l2(w.codes + (row * (w.n_in / Unit<F>::kValues) + begin) * 16, (end - begin) * 16);
+  prefetch_l2(w.codes + (row * (w.n_in / Unit<F>::kValues) + begin) * Unit<F>::kBytes,
+              (end - begin) * Unit<F>::kBytes);
 }
 
 // The epilogue of one product: what is stored.

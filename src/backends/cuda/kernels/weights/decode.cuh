@@ -1,6 +1,7 @@
 // One value of a matrix in planes, as the scalar codec gives it.
 #pragma once
 #include "backends/cuda/kernels/common.cuh"
+#include "formats/iq4_levels.h"
 
 namespace kvasir::cuda {
 
@@ -27,6 +28,27 @@ __device__ __forceinline__ float half_at(const uint8_t* p, int64_t i) {
   return __half2float(reinterpret_cast<const __half*>(p)[i]);
 }
 
+// Levels code .. code + 3 of iq4_nl and iq4_xs, a byte each.
+constexpr uint32_t iq4_word(size_t code) {
+  uint32_t word = 0;
+  for (size_t i = 0; i < 4; ++i) word |= uint32_t(uint8_t(formats::kIq4Levels[code + i])) << (8 * i);
+  return word;
+}
+
+// q2_k and q3_k.
+__device__ inline float small_weight_at(const MatrixView& w, int64_t group, int v) {
+  const int word = v / 4, at = 8 * (v % 4);
+  int code =
+      int(reinterpret_cast<const uint32_t*>(w.codes)[group * 2 + word / 4] >> (at + 2 * (word % 4))) & 3;
+  const uint8_t s = w.aux[2 * group + v / 16];
+  if (w.form == WeightForm::kQ2K) {
+    const float d = half_at(w.aux2, group / 8 * 2), dmin = half_at(w.aux2, group / 8 * 2 + 1);
+    return __fsub_rn(__fmul_rn(__fmul_rn(d, float(s & 15)), float(code)), __fmul_rn(dmin, float(s >> 4)));
+  }
+  code |= int(reinterpret_cast<const uint32_t*>(w.high)[group] >> (at + word) & 1) << 2;
+  return __fmul_rn(__fmul_rn(half_at(w.aux2, group / 8), float(int8_t(s))), float(code - 4));
+}
+
 // Value i of row `row`.
 __device__ inline float weight_at(const MatrixView& w, int64_t row, int i) {
   const int64_t at = row * w.n_in + i, group = at / 32;
@@ -39,6 +61,9 @@ __device__ inline float weight_at(const MatrixView& w, int64_t row, int i) {
       return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(w.codes)[at]) << 16);
     case WeightForm::kQ8:
       return __fmul_rn(half_at(w.aux, group), float(reinterpret_cast<const int8_t*>(w.codes)[at]));
+    case WeightForm::kQ2K:
+    case WeightForm::kQ3K:
+      return small_weight_at(w, group, int(at % 32));
     case WeightForm::kNone:
       return 0;
     default:
@@ -54,6 +79,17 @@ __device__ inline float weight_at(const MatrixView& w, int64_t row, int i) {
     case WeightForm::kQ4K: {
       const ScaleMin s = header_scale(load4(w.aux + group / 8 * 16), int(group % 8));
       return __fsub_rn(__fmul_rn(s.scale, float(code)), s.min);
+    }
+    case WeightForm::kIq4Nl:
+    case WeightForm::kIq4Xs: {
+      constexpr uint32_t kLevels[4] = {iq4_word(0), iq4_word(4), iq4_word(8), iq4_word(12)};
+      const uint32_t four =
+          code < 8 ? (code < 4 ? kLevels[0] : kLevels[1]) : (code < 12 ? kLevels[2] : kLevels[3]);
+      const float level = float(int8_t(four >> (8 * (code % 4))));
+      const float s = w.form == WeightForm::kIq4Nl
+                          ? half_at(w.aux, group)
+                          : __fmul_rn(half_at(w.aux2, group / 8), float(int8_t(w.aux[group])));
+      return __fmul_rn(s, level);
     }
     case WeightForm::kQ6K: {
       const uint32_t bits = reinterpret_cast<const uint32_t*>(w.high)[group * 2 + word / 4];

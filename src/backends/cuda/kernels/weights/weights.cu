@@ -1,6 +1,5 @@
-#include "backends/cuda/kernels/weights/weights.h"
-
 #include "backends/cuda/kernels/weights/decode.cuh"
+#include "backends/cuda/kernels/weights/weights.h"
 
 namespace kvasir::cuda {
 
@@ -13,8 +12,7 @@ WeightForm weight_form(DType type) {
     case DType::bf16:
       return WeightForm::kBf16;
     case DType::q8_0:
-    case DType::iq4_nl:
-      return WeightForm::kQ8;  // its levels are int8
+      return WeightForm::kQ8;
     case DType::q4_0:
       return WeightForm::kQ4;
     case DType::q4_1:
@@ -29,6 +27,14 @@ WeightForm weight_form(DType type) {
       return WeightForm::kQ5K;
     case DType::q6_k:
       return WeightForm::kQ6K;
+    case DType::q2_k:
+      return WeightForm::kQ2K;
+    case DType::q3_k:
+      return WeightForm::kQ3K;
+    case DType::iq4_nl:
+      return WeightForm::kIq4Nl;
+    case DType::iq4_xs:
+      return WeightForm::kIq4Xs;
     default:
       return WeightForm::kNone;
   }
@@ -42,8 +48,6 @@ PlaneBytes plane_bytes(WeightForm form, int64_t n_in, int64_t n_out) {
 }
 
 namespace {
-
-__constant__ int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 __device__ void copy_bytes(uint8_t* to, const uint8_t* from, int n) {
   for (int i = 0; i < n; ++i) to[i] = from[i];
@@ -65,6 +69,51 @@ __device__ void store_codes(const MatrixView& to, int64_t group, const uint8_t* 
   for (int i = 0; i < bits; ++i) high[i] = words[i];
 }
 
+// The low two bits of 32 codes, and the third where the form has a plane for it.
+__device__ void store_two_bits(const MatrixView& to, int64_t group, const uint8_t* code) {
+  uint32_t words[2] = {0, 0}, third = 0;
+  for (int v = 0; v < 32; ++v) {
+    const int word = v / 4;
+    words[word / 4] |= uint32_t(code[v] & 3) << (8 * (v % 4) + 2 * (word % 4));
+    third |= uint32_t(code[v] >> 2) << (8 * (v % 4) + word);
+  }
+  uint32_t* codes = reinterpret_cast<uint32_t*>(const_cast<uint8_t*>(to.codes)) + group * 2;
+  codes[0] = words[0];
+  codes[1] = words[1];
+  if (to.high) reinterpret_cast<uint32_t*>(const_cast<uint8_t*>(to.high))[group] = third;
+}
+
+// Scale of sub-block j of q3_k's 12 bytes, in -32..31.
+__device__ uint8_t q3_k_scale(const uint8_t* sc, int j) {
+  const int low = (sc[j % 8] >> (4 * (j / 8))) & 15, high = (sc[8 + j % 4] >> (2 * (j / 4))) & 3;
+  return uint8_t((low | (high << 4)) - 32);
+}
+
+// q2_k, q3_k and iq4_xs: group j of a block.
+__device__ void repack_small(DType type, const uint8_t* raw, const MatrixView& to, int64_t i, int64_t group) {
+  const int j = int(i % 8), half = j / 4, plane = j % 4;
+  uint8_t* aux = const_cast<uint8_t*>(to.aux);
+  uint8_t* aux2 = const_cast<uint8_t*>(to.aux2);
+  uint8_t code[32];
+  if (type == DType::iq4_xs) {
+    const uint8_t* b = raw + i / 8 * 136;
+    const int low = (b[4 + j / 2] >> (4 * (j % 2))) & 15, high = (b[2 + j / 4] >> (2 * (j % 4))) & 3;
+    aux[group] = uint8_t((low | (high << 4)) - 32);
+    if (j == 0) copy_bytes(aux2 + group / 8 * 2, b, 2);
+    return copy_bytes(const_cast<uint8_t*>(to.codes) + group * 16, b + 8 + 16 * j, 16);
+  }
+  const bool three = type == DType::q3_k;
+  const uint8_t* b = raw + i / 8 * (three ? 110 : 84);
+  const uint8_t* qs = b + (three ? 32 : 16) + 32 * half;
+  for (int v = 0; v < 32; ++v) {
+    code[v] = (qs[v] >> (2 * plane)) & 3;
+    if (three) code[v] |= uint8_t(((b[v] >> (4 * half + plane)) & 1) << 2);
+  }
+  for (int s = 0; s < 2; ++s) aux[2 * group + s] = three ? q3_k_scale(b + 96, 2 * j + s) : b[2 * j + s];
+  if (j == 0) copy_bytes(aux2 + group / 8 * (three ? 2 : 4), b + (three ? 108 : 80), three ? 2 : 4);
+  store_two_bits(to, group, code);
+}
+
 // One thread a 32-value group.
 __global__ void repack_kernel(DType type, const uint8_t* raw, MatrixView to, int64_t first_group,
                               int64_t n_groups) {
@@ -82,16 +131,14 @@ __global__ void repack_kernel(DType type, const uint8_t* raw, MatrixView to, int
       copy_bytes(codes + group * 32, b + 2, 32);
       return;
     }
-    case DType::iq4_nl: {
-      const uint8_t* b = raw + i * 18;
-      copy_bytes(aux + group * 2, b, 2);
-      for (int v = 0; v < 32; ++v)
-        codes[group * 32 + v] = uint8_t(kIq4[(b[2 + v % 16] >> (v >= 16 ? 4 : 0)) & 15]);
-      return;
-    }
+    case DType::q2_k:
+    case DType::q3_k:
+    case DType::iq4_xs:
+      return repack_small(type, raw, to, i, group);
+    case DType::iq4_nl:
     case DType::q4_0:
     case DType::q4_1: {
-      const int scales = type == DType::q4_0 ? 2 : 4;
+      const int scales = type == DType::q4_1 ? 4 : 2;
       const uint8_t* b = raw + i * (16 + scales);
       copy_bytes(aux + group * scales, b, scales);
       copy_bytes(codes + group * 16, b + scales, 16);

@@ -1,0 +1,230 @@
+// Regions of the types that have no fast loader of their own (attention/tiles.cuh) to tiles of 64 f16 rows,
+// eight values at a time; and single values in f32, for the kernel without tiles.
+#pragma once
+#include "backends/cuda/kernels/kv_forms/expand.cuh"
+#include "backends/cuda/kernels/mma.cuh"
+#include "formats/qjl1_256.h"
+
+namespace kvasir::cuda {
+
+// Three bytes from byte `at` on.
+__device__ __forceinline__ uint32_t load_24(const uint8_t* base, int at) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(base) + at / 4;
+  const uint32_t w0 = words[0], w1 = at % 4 > 1 ? words[1] : 0;
+  return __funnelshift_r(w0, w1, 8 * (at % 4)) & 0xffffff;
+}
+
+// Symbols of eight values of a row of a trellis type, and what is before them in the ring.
+template <int D, int b>
+__device__ __forceinline__ uint32_t load_symbols(const uint8_t* data, int row, int column, uint32_t& before) {
+  const int previous = (column + D / 8 - 1) % (D / 8);
+  if constexpr (b == 2) {
+    const uint16_t* codes = reinterpret_cast<const uint16_t*>(data) + row * (D / 8);
+    before = codes[previous] >> 10;
+    return codes[column];
+  } else if constexpr (b == 3) {
+    const int first = row * (D / 8) * 3;
+    before = data[first + 3 * previous + 2] >> 2;
+    return load_24(data, first + 3 * column);
+  } else {
+    const uint32_t* codes = reinterpret_cast<const uint32_t*>(data) + row * (D / 8);
+    before = codes[previous] >> 24;
+    return codes[column];
+  }
+}
+
+// Values 8 column .. 8 column + 7 of a row.
+template <int D, KvForm F>
+__device__ __forceinline__ int4 expand_unit(const uint8_t* data, int row, int column,
+                                            const LevelBytes& levels, const KvTables& tables) {
+  constexpr RegionPlanes kPlanes(F, D);
+  constexpr int b = code_bits(F), kEach = scale_block(F) == 0 ? D : scale_block(F);  // values a scale
+  if constexpr (F == KvForm::kTbq3Tcq) {
+    const uint8_t* block = data + (row * (D / 128) + column / 16) * kTcqBlockBytes;
+    const int at = kTcqStreamAt + 3 * (column % 16);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(block) + at / 4;
+    const uint32_t bits = __funnelshift_r(words[0], words[1], 8 * (at % 4));
+    const float d = __half2float(*reinterpret_cast<const __half*>(block));
+    __half out[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out[j] = __float2half_rn(tables.tcq_level[bits >> (3 * j) & 511] * d);
+    return *reinterpret_cast<const int4*>(out);
+  } else {
+    const __half scale = reinterpret_cast<const __half*>(
+        data + kPlanes.scales_at())[row * scales_of_row(F, D) + column * 8 / kEach];
+    if constexpr (trellis(F)) {
+      uint32_t before;
+      const uint32_t symbols = load_symbols<D, b>(data, row, column, before);
+      return expand_trellis<b>(symbols, before, scale);
+    } else if constexpr (b == 3) {
+      return scale_halves(expand_codes<3>(levels, load_24(data, (row * (D / 8) + column) * 3)), scale);
+    } else {
+      const uint32_t codes = reinterpret_cast<const uint32_t*>(data)[row * (D / 8) + column];
+      if constexpr (F == KvForm::kQ4_0) return expand_steps<8>(codes, 0, scale);
+      if constexpr (F == KvForm::kQ5_0)
+        return expand_steps<16>(codes, (data + kPlanes.high_at())[row * (D / 8) + column], scale);
+      return scale_halves(expand_codes<4>(levels, codes), scale);
+    }
+  }
+}
+
+// Rows [low, high) of a region into the tile (row stride D + 8), zeros elsewhere.
+template <int D, int kThreads, KvForm F>
+__device__ __noinline__ void load_units(const uint8_t* data, int low, int high, const LevelBytes& levels,
+                                        const KvTables& tables, __half* tile) {
+#pragma unroll 4
+  for (int unit = int(threadIdx.x); unit < kRegionRows * D / 8; unit += kThreads) {
+    const int row = unit / (D / 8), column = unit % (D / 8);
+    int4 v{0, 0, 0, 0};
+    if (row >= low && row < high) v = expand_unit<D, F>(data, row, column, levels, tables);
+    *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
+  }
+}
+
+// Two signs as f16, set: +1.
+__device__ __forceinline__ uint32_t sign_pair(uint32_t unset, int at) {
+  const uint32_t pair = unset >> at;
+  return 0x3c003c00u | (pair & 1u) << 15 | (pair & 2u) << 30;
+}
+
+// qjl1_256: a row is sqrt(pi / 2) / 256 norm P (+-1), a product of the signs with the projection. A warp
+// takes eight dimensions of all rows at a time.
+template <int D, int kThreads>
+__device__ __noinline__ void load_sketches(const uint8_t* data, int low, int high, const KvTables& tables,
+                                           __half* tile) {
+  constexpr RegionPlanes kPlanes(KvForm::kQjl1_256, D);
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  for (int n = warp; n < D / 8; n += kThreads / 32) {
+    const int block = n / 16;
+    const uint16_t* p = tables.projection_half + (n % 16 * 8 + lane / 4) * formats::kSketch + lane % 4 * 2;
+    const uint32_t* signs = reinterpret_cast<const uint32_t*>(data) + lane / 4 * (D / 16) + block * 8;
+    float c[4][4] = {};
+#pragma unroll 2
+    for (int k = 0; k < 8; ++k) {
+      uint32_t b[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[i] = *reinterpret_cast<const uint32_t*>(p + 32 * k + 8 * i);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const uint32_t upper = ~signs[m * 16 * (D / 16) + k], lower = ~signs[(m * 16 + 8) * (D / 16) + k];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = 16 * half + lane % 4 * 2;
+          const uint32_t a[4] = {sign_pair(upper, at), sign_pair(lower, at), sign_pair(upper, at + 8),
+                                 sign_pair(lower, at + 8)};
+          multiply(c[m], a, b[2 * half], b[2 * half + 1]);
+        }
+      }
+    }
+    const uint16_t* norms = reinterpret_cast<const uint16_t*>(data + kPlanes.scales_at());
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = m * 16 + 8 * i + lane / 4;
+        const bool valid = row >= low && row < high;
+        const float norm = __uint_as_float(uint32_t(norms[row * (D / 128) + block]) << 16);
+        const float scale = formats::kSketchScale * norm;
+        *reinterpret_cast<__half2*>(tile + row * (D + 8) + n * 8 + lane % 4 * 2) =
+            valid ? __floats2half2_rn(scale * c[m][2 * i], scale * c[m][2 * i + 1]) : __half2{0, 0};
+      }
+  }
+}
+
+template <int D, int kThreads>
+__device__ __noinline__ void load_other(KvForm form, const uint8_t* data, int low, int high,
+                                        const LevelBytes& levels, const KvTables& tables, __half* tile) {
+  switch (form) {
+#define KVASIR_LOAD(name) \
+  case KvForm::name:      \
+    return load_units<D, kThreads, KvForm::name>(data, low, high, levels, tables, tile)
+    KVASIR_LOAD(kQ5_0);
+    KVASIR_LOAD(kQ4_0);
+    KVASIR_LOAD(kTbq3_0);
+    KVASIR_LOAD(kTbq4_0);
+    KVASIR_LOAD(kTbq2Ht);
+    KVASIR_LOAD(kTbq3Ht);
+    KVASIR_LOAD(kTbq4Ht);
+    default:
+      break;
+  }
+  if constexpr (D % 128 == 0) {
+    switch (form) {
+      KVASIR_LOAD(kQ4Polar);
+      KVASIR_LOAD(kTbq3Tcq);
+#undef KVASIR_LOAD
+      case KvForm::kQjl1_256:
+        return load_sketches<D, kThreads>(data, low, high, tables, tile);
+      default:
+        return;
+    }
+  }
+}
+
+// Code i of a row.
+template <int b>
+__device__ __forceinline__ uint32_t code_at(const uint8_t* row, int i) {
+  const int bit = b * i;
+  uint32_t bits = row[bit / 8];
+  if (bit % 8 + b > 8) bits |= uint32_t(row[bit / 8 + 1]) << 8;
+  return bits >> (bit % 8) & ((1u << b) - 1);
+}
+
+template <int b>
+__device__ __forceinline__ float trellis_value(const uint8_t* row, int d, int i) {
+  constexpr int kSymbols = b == 2 ? 4 : 3;
+  uint32_t window = 0;
+#pragma unroll
+  for (int k = 0; k < kSymbols; ++k) window |= code_at<b>(row, (i + d - kSymbols + 1 + k) % d) << (b * k);
+  return __half2float(__ushort_as_half(trellis_level<b>(window)));
+}
+
+// Value i of row `token`, as the scalar codec gives it; not of qjl1_256.
+__device__ inline float coded_value(KvForm form, const uint8_t* data, int d, int token, int i,
+                                    const KvTables& tables) {
+  const RegionPlanes planes(form, d);
+  const uint8_t* row = data + int64_t(token) * planes.codes;
+  if (form == KvForm::kTbq3Tcq) {
+    const uint8_t* block = row + i / 128 * kTcqBlockBytes;
+    const int bit = 3 * (i % 128);
+    const uint32_t window =
+        uint32_t(block[kTcqStreamAt + bit / 8]) | uint32_t(block[kTcqStreamAt + bit / 8 + 1]) << 8;
+    return tables.tcq_level[window >> (bit % 8) & 511] *
+           __half2float(*reinterpret_cast<const __half*>(block));
+  }
+  const int n = scales_of_row(form, d);
+  const float scale =
+      __half2float(reinterpret_cast<const __half*>(data + planes.scales_at())[token * n + i / (d / n)]);
+  switch (form) {
+    case KvForm::kQ8_0:
+      return scale * float(int8_t(row[i]));
+    case KvForm::kQ5_0: {
+      const uint32_t high = (data + planes.high_at())[token * planes.high + i / 8] >> (i % 8) & 1u;
+      return scale * float(int(code_at<4>(row, i) | high << 4) - 16);
+    }
+    case KvForm::kQ4_0:
+      return scale * float(int(code_at<4>(row, i)) - 8);
+    case KvForm::kTbq3_0:
+      return scale * kCodecTables.tbq3.level[code_at<3>(row, i)];
+    case KvForm::kTbq4_0:
+      return scale * kCodecTables.tbq4.level[code_at<4>(row, i)];
+    case KvForm::kQ4Polar:
+      return scale * formats::kInverseRoot128 * kCodecTables.polar.level[code_at<4>(row, i)];
+    case KvForm::kTbq2H:
+      return scale * kHeadTables.level[0][size_index(d)][code_at<2>(row, i)];
+    case KvForm::kTbq3H:
+      return scale * kHeadTables.level[1][size_index(d)][code_at<3>(row, i)];
+    case KvForm::kTbq4H:
+      return scale * kHeadTables.level[2][size_index(d)][code_at<4>(row, i)];
+    case KvForm::kTbq2Ht:
+      return scale * trellis_value<2>(row, d, i);
+    case KvForm::kTbq3Ht:
+      return scale * trellis_value<3>(row, d, i);
+    case KvForm::kTbq4Ht:
+      return scale * trellis_value<4>(row, d, i);
+    default:
+      return 0;
+  }
+}
+
+}  // namespace kvasir::cuda
