@@ -11,11 +11,15 @@ endforeach()
 string(REPLACE ";" " " flags "${flags}")
 string(REGEX REPLACE "\\$<\\$<COMPILE_LANGUAGE:CXX>:([^>]*)>" "\\1" flags "${flags}")
 
+set(cuda_compiler "")
+if(KVASIR_HAVE_CUDA)
+  set(cuda_compiler "${CMAKE_CUDA_COMPILER_ID} ${CMAKE_CUDA_COMPILER_VERSION} for ${KVASIR_CUDA_ARCHITECTURES}")
+endif()
 set(header ${CMAKE_BINARY_DIR}/generated/build_info.h)
 add_custom_target(kvasir_build_info_header
   COMMAND ${CMAKE_COMMAND} -DSOURCE_DIR=${CMAKE_SOURCE_DIR} -DOUTPUT=${header} -DVERSION=${PROJECT_VERSION}
           "-DCOMPILER=${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_SYSTEM_PROCESSOR}"
-          "-DFLAGS=${flags}" -P ${CMAKE_SOURCE_DIR}/cmake/build_info.cmake
+          "-DFLAGS=${flags}" "-DCUDA_COMPILER=${cuda_compiler}" -P ${CMAKE_SOURCE_DIR}/cmake/build_info.cmake
   BYPRODUCTS ${header} COMMENT "" VERBATIM)
 add_library(kvasir_build_info INTERFACE)
 target_include_directories(kvasir_build_info INTERFACE ${CMAKE_BINARY_DIR}/generated)

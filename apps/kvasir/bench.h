@@ -40,7 +40,8 @@ struct BenchRow {
   double foreign = 0;               // share of the machine that others used
   nlohmann::ordered_json evidence;  // of the kernels that ran
   std::string warning;              // what is not proved of them
-  double predicted_ts = 0;  // tokens/s of a generation, from the figures of `devices --measure`; 0: none
+  double predicted_ts = 0;          // tokens/s from the figures of `devices --measure`; 0: none
+  std::string kernel_hash;
 
   double n_tokens() const { return test.n_prompt + test.n_gen; }
   double mean_s() const;

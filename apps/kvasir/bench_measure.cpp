@@ -10,8 +10,11 @@
 #include "base/error.h"
 #include "bench.h"
 #include "decide/cost.h"
+#include "decide/quality.h"
 #include "machine.h"
+#include "options.h"
 #include "store.h"
+#include "version.h"
 
 namespace kvasir::app {
 
@@ -176,17 +179,28 @@ BenchRow describe(const engine::Model& model, const BenchSetup& setup, const Ben
                          [](unsigned char c) { return char(std::toupper(c)); });
   if (caps.name != "cpu") row.gpu = caps.device;
   row.test_time = utc_time();
+  row.kernel_hash = kernel_hash(caps.name);
   return row;
 }
 
 // Mean over a generation: half of it is stored on average.
 double predict(const std::optional<decide::MachineTable>& table, const decide::ModelGeometry& geometry,
                const BenchSetup& setup, const BenchTest& test) {
-  if (!table || test.n_gen == 0 || test.n_prompt > 0 || !setup.flash_attention) return 0;
+  if (!table || !setup.flash_attention) return 0;
   const decide::KvTypes types{setup.kv.k, setup.kv.v, setup.kv.k_sliding, setup.kv.v_sliding};
-  const decide::Prediction p =
-      decide::predict_step(*table, geometry, types, test.n_depth + (test.n_gen + 1) / 2);
-  return p.cost ? 1 / p.cost->total() : 0;
+  double seconds = 0;
+  if (test.n_prompt > 0) {
+    const auto p = decide::predict_prompt(*table, geometry, types, test.n_prompt, test.n_depth, setup.n_ubatch);
+    if (!p.cost) return 0;
+    seconds += p.cost->total();
+  }
+  if (test.n_gen > 0) {
+    const auto p = decide::predict_step(*table, geometry, types,
+                                        test.n_depth + test.n_prompt + (test.n_gen + 1) / 2);
+    if (!p.cost) return 0;
+    seconds += test.n_gen * p.cost->total();
+  }
+  return (test.n_prompt + test.n_gen) / seconds;
 }
 
 // The types that the decision takes for the deepest test.
@@ -204,24 +218,29 @@ BenchSetup resolve(const engine::Model& model, BenchSetup setup, const BenchPlan
   return setup;
 }
 
-// Keeps the row beside its prediction for the pages of `kvasir decide`.
-void keep_speed(const decide::ModelGeometry& geometry, const BenchRow& row) {
-  if (row.predicted_ts <= 0) return;
+// Keeps the row beside its prediction for the pages of `kvasir decide`. A mix of both is no point of either.
+void keep_speed(const engine::Model& model, const decide::ModelGeometry& geometry, const BenchRow& row) {
+  if (row.predicted_ts <= 0 || (row.test.n_prompt > 0 && row.test.n_gen > 0)) return;
   decide::SpeedTable table;
   if (auto stored = stored_speed(geometry.fingerprint)) table = *stored;
   table.fingerprint = geometry.fingerprint;
   table.model = row.model_type;
-  std::string backend = row.backend;
-  std::ranges::transform(backend, backend.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  table.geometry = decide::match_geometry(geometry);
+  table.weights = recipe_name(model.file());
+  decide::SpeedRow speed;
+  speed.backend = model.backend().caps().name;
+  speed.device = row.gpu.empty() ? row.cpu : row.gpu;
   const engine::KvTypes& kv = row.setup.kv;
-  add_row(table, {backend,
-                  row.gpu.empty() ? row.cpu : row.gpu,
-                  {kv.k, kv.v, kv.k_sliding, kv.v_sliding},
-                  row.test.n_depth + (row.test.n_gen + 1) / 2,
-                  row.predicted_ts,
-                  row.median_ts(),
-                  row.contended(),
-                  row.test_time});
+  speed.types = {kv.k, kv.v, kv.k_sliding, kv.v_sliding};
+  speed.n_prompt = row.test.n_prompt;
+  speed.n_ubatch = row.test.n_prompt > 0 ? row.setup.n_ubatch : 0;
+  speed.depth = row.test.n_depth + (row.test.n_gen + 1) / 2;
+  speed.predicted = row.predicted_ts;
+  speed.measured = row.median_ts();
+  speed.contended = row.contended();
+  speed.date = row.test_time;
+  speed.kernel_hash = row.kernel_hash;
+  add_row(table, speed);
   store_speed(table);
 }
 
@@ -252,7 +271,7 @@ void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup
     }
     row.foreign = others.share();
     row.load = load_average();
-    keep_speed(geometry, row);
+    keep_speed(*model, geometry, row);
     done(row);
   }
 }

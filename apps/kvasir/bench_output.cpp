@@ -55,7 +55,7 @@ Json to_json(const BenchRow& row) {
   json["prediction_error"] = row.predicted_ts > 0 ? Json(row.prediction_error()) : Json(nullptr);
   json.update(row.evidence);
   json["isa"] = row.isa;
-  json["kernel_hash"] = kernel_hash();
+  json["kernel_hash"] = row.kernel_hash;
   json["load"] = row.load;
   json["foreign_load"] = row.foreign;
   json["contended"] = row.contended();

@@ -74,12 +74,32 @@ decide::Row decide_cache(const engine::Model& model, const CacheQuestion& questi
   return decide::decide_row(geometry, quality ? &*quality : nullptr, request, inputs);
 }
 
+namespace {
+
+// A record of these kernels on this device in which the pair failed is more than the lack of one.
+void refuse_wrong(const decide::Proof& proof, const std::vector<AttentionUse>& uses, bool allow_unverified) {
+  for (const AttentionUse& use : uses) {
+    const auto same = [&](const decide::Proof::Pair& p) {
+      return p.k == use.k && p.v == use.v && p.head_dim == use.head_dim && p.flash == use.flash;
+    };
+    if (allow_unverified || std::ranges::none_of(proof.wrong, same)) continue;
+    fail(ErrorCode::kRefused,
+         "attention over {}: required: kernels that are right on this machine; `kvasir verify` found these wrong "
+         "here ({}, {}); choose other types with -ctk and -ctv, run `kvasir verify` again, or go on with "
+         "--allow-unverified, which every output then says",
+         pair_text(use), proof.record, proof.date.substr(0, 10));
+  }
+}
+
+}  // namespace
+
 SessionEvidence::SessionEvidence(const engine::Session& session, bool allow_unverified) {
   const std::string backend = session.model().backend().caps().name;
   const decide::Here here = here_of(backend);
   std::optional<decide::Proof> proof;
   if (const auto record = stored_record(backend, here)) proof = decide::summarise(*record, here);
   const std::vector<AttentionUse> uses = uses_of(session);
+  if (proof) refuse_wrong(*proof, uses, allow_unverified);
   std::vector<AttentionUse> unproved;
   const bool own_table = !session.options().kv.tcq;  // a given one is not what the record was made with
   const auto by_table = [](const AttentionUse& use) {
@@ -98,7 +118,8 @@ SessionEvidence::SessionEvidence(const engine::Session& session, bool allow_unve
     lines_[i] += proved ? fmt::format(", proved ({}/{} checks, {})", proof->passed, proof->total,
                                       proof->date.substr(0, 10))
                         : ", self-checked";
-    if (!proved && !plain) doubtful += (doubtful.empty() ? "" : ", ") + pair_text(uses[i]);
+    if (!proved && !plain && std::ranges::find(uses.begin(), uses.begin() + long(i), uses[i]) == uses.begin() + long(i))
+      doubtful += (doubtful.empty() ? "" : ", ") + pair_text(uses[i]);
   }
   state_ = unproved.empty() ? "proved" : doubtful.empty() ? "self-checked" : "unverified";
   if (unproved.empty()) record_ = proof->record;

@@ -28,7 +28,8 @@ decide::Row decide_cache(const engine::Model& model, const CacheQuestion& questi
 // What is known of the kernels a session runs. Runs the self-check of those that no record covers.
 class SessionEvidence {
  public:
-  // Throws Error{kFailed} when a kernel is wrong here.
+  // Throws Error{kFailed} when a kernel is wrong here, Error{kRefused} when a record says so and it was not
+  // allowed.
   SessionEvidence(const engine::Session& session, bool allow_unverified);
 
   // The load lines, each with its evidence.

@@ -10,6 +10,7 @@
 #include "decision_inputs.h"
 #include "options.h"
 #include "store.h"
+#include "version.h"
 
 namespace kvasir::app {
 namespace {
@@ -54,8 +55,10 @@ decide::Report make_report(const Args& args) {
     report.source = fmt::format("published geometry, {} weights", args.text("type"));
   }
   const decide::QualityTable* table = quality ? &*quality : nullptr;
-  for (const decide::RowInputs& inputs : row_inputs(thread_count(args), true))
+  for (const decide::RowInputs& inputs : row_inputs(thread_count(args), true)) {
     report.rows.push_back(decide::decide_row(report.geometry, table, report.request, inputs));
+    if (inputs.device.host) report.machine = inputs.machine;
+  }
   return report;
 }
 
@@ -74,7 +77,7 @@ int exit_code(const decide::Report& report, const std::string& backend) {
   return int(ErrorCode::kNoMemory);
 }
 
-int print_matrix(const std::string& folder) {
+int print_matrix(const std::string& folder, bool as_recorded) {
   std::error_code error;
   std::vector<std::string> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error))
@@ -85,7 +88,16 @@ int print_matrix(const std::string& folder) {
   std::ranges::sort(paths);
   decide::MatrixInputs inputs;
   for (const std::string& path : paths) decide::add_evidence(inputs, read_file(path), path);
-  print(decide::matrix_markdown(inputs));
+  std::map<std::string, std::string> kernels;
+  for (const decide::Evidence& record : inputs.records)
+    if (as_recorded)
+      break;
+    else if (const std::string hash = kernel_hash(record.backend); !hash.empty())
+      kernels[record.backend] = hash;
+    else
+      note("backend '{}' is not in this program: whether its records are of current kernels is not known",
+           record.backend);
+  print(decide::matrix_markdown(inputs, kernels));
   flush_out();
   return 0;
 }
@@ -98,7 +110,7 @@ void write_page(const decide::Report& report, const std::string& path) {
 }
 
 int decide(const Args& args) {
-  if (args.given("matrix")) return print_matrix(args.text("matrix"));
+  if (args.given("matrix")) return print_matrix(args.text("matrix"), args.on("as-recorded"));
   const decide::Report report = make_report(args);
   if (args.given("html")) write_page(report, args.text("html"));
   print(args.on("json") ? decide::report_json(report).dump(2) + "\n" : decide::report_text(report));
@@ -225,6 +237,9 @@ Command decide_command() {
          .group = "Output",
          .help = "instead: one table, as Markdown, from the records, costs and qualities in a folder, of "
                  "as many machines as sent theirs"},
+        {.names = "--as-recorded",
+         .group = "Output",
+         .help = "with --matrix: do not compare the records' kernels with this program's"},
         {.names = "-fa, --flash-attn",
          .argument = "WHEN",
          .kind = Kind::kOnOff,

@@ -63,7 +63,10 @@ decide::Device absent_device(std::string_view row, const backends::BackendStatus
 
 }  // namespace
 
-decide::Here here_of(const std::string& backend) { return {kernel_hash(), backend_caps(backend).device, ""}; }
+decide::Here here_of(const std::string& backend) {
+  const backends::Caps& caps = backend_caps(backend);
+  return {kernel_hash(backend), caps.device, caps.uuid};
+}
 
 decide::RowInputs live_row(const std::string& backend, int threads) {
   decide::RowInputs inputs;

@@ -79,6 +79,7 @@ Json entry_json(const Entry& entry, int threads) {
     row["copy_gb_per_s"] = t.read_gb_per_s;
   }
   row["op_us"] = t.op_us;
+  row["value_ns"] = t.value_ns;
   const Json whole = Json::parse(decide::to_json(t));
   row["weights"] = whole["weights"];
   row["attention"] = whole["attention"];
@@ -97,12 +98,18 @@ std::string measured_text(const decide::MachineTable& t) {
   text += "         weights of one row, GB/s:";
   for (const decide::WeightCost& w : t.weights)
     text += fmt::format(" {} {:.1f}", formats::require(w.type).name, w.gb_per_s);
-  text += "\n         attention, ns a stored token of one KV head (2 and 8 query heads):\n";
+  text += "\n         products of a prompt, Gop/s:";
+  for (const decide::WeightCost& w : t.weights)
+    text += fmt::format(" {} {:.0f}", formats::require(w.type).name, w.prompt_gops);
+  text +=
+      "\n         attention, ns a stored token of one KV head (2 and 8 query heads): generating, a row of a "
+      "prompt, storing a row\n";
   for (size_t i = 0; i + 1 < t.attention.size(); i += 2) {
     const decide::AttentionCost &low = t.attention[i], &high = t.attention[i + 1];
-    text += fmt::format("           {:<18} head {:>3} {:>8.2f} {:>8.2f}\n",
+    text += fmt::format("           {:<18} head {:>3} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.2f} {:>8.0f}\n",
                         fmt::format("{}/{}", formats::require(low.k).name, formats::require(low.v).name),
-                        low.head_dim, low.ns_per_key, high.ns_per_key);
+                        low.head_dim, low.ns_per_key, high.ns_per_key, low.prompt_ns, high.prompt_ns,
+                        high.append_ns);
   }
   return text;
 }
@@ -123,8 +130,11 @@ std::string entry_text(const Entry& entry, int threads) {
 
 int devices(const Args& args) {
   const int threads = thread_count(args);
+  const std::string only = args.given("backend") ? args.text("backend") : "";
+  if (!only.empty()) require_backend(only);
   Json list = Json::array();
   for (Entry& entry : entries()) {
+    if (!only.empty() && entry.backend != only) continue;
     if (args.on("measure") && entry.status == "ready")
       entry.measured = measure(entry.backend, threads, args.integer("rounds"));
     if (args.on("json"))
@@ -154,6 +164,12 @@ Command devices_command() {
   command.flags = {{.names = "--measure",
                     .group = "Measuring",
                     .help = "measure what ops cost here, for `kvasir decide` (about a minute)"},
+                   {.names = "--backend",
+                    .argument = "NAME",
+                    .kind = Kind::kChoice,
+                    .group = "Measuring",
+                    .help = "only this one (default every backend)",
+                    .choices = "cpu cuda vulkan metal"},
                    {.names = "--rounds",
                     .argument = "N",
                     .kind = Kind::kInteger,

@@ -135,8 +135,4 @@ void note_chat_template(const engine::Model& model) {
   if (!model.chat_note().empty()) note(std::string_view(model.chat_note()));
 }
 
-void note_load_lines(const engine::Session& session) {
-  for (const std::string& line : session.load_lines()) note(line);
-}
-
 }  // namespace kvasir::app

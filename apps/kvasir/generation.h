@@ -39,7 +39,5 @@ std::string timing_text(const engine::Session& session, const engine::GenerateRe
 nlohmann::ordered_json timing_json(const engine::Session& session, const engine::GenerateResult& result);
 // What there is to say of the model's chat template, for commands that use it.
 void note_chat_template(const engine::Model& model);
-// The load lines of a session on stderr.
-void note_load_lines(const engine::Session& session);
 
 }  // namespace kvasir::app

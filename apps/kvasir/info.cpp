@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "command.h"
+#include "decide/geometry.h"
 #include "formats/format.h"
 #include "gguf/model_config.h"
 #include "graph/kv_layout.h"
@@ -105,6 +106,14 @@ uint64_t bytes_at(const Info& info, const formats::Format& format, int n_ctx) {
   return graph::kv_total_bytes(with_type(info.caches, format), n_ctx, kDefaultMicroBatch, 1);
 }
 
+// Of a q8_0 cache at the largest context shown (decide/geometry.h).
+uint64_t padded(const Info& info) {
+  std::vector<int> head_dims;
+  for (const gguf::LayerConfig& layer : info.config.layers) head_dims.push_back(layer.head_dim);
+  return decide::padded_v_bytes(head_dims, with_type(info.caches, formats::require(DType::q8_0)),
+                                *std::ranges::max_element(info.contexts), kDefaultMicroBatch);
+}
+
 std::string type_name(DType type) {
   const formats::Format* format = formats::find(type);
   return format ? std::string(format->name) : fmt::format("id {}", uint32_t(type));
@@ -146,7 +155,7 @@ nlohmann::ordered_json to_json(const Info& info) {
           {"classes", classes},
           {"tensors", tensors},
           {"kv_bytes", kv_bytes},
-          {"padded_v_bytes", 0}};
+          {"padded_v_bytes", padded(info)}};
 }
 
 std::string memory_table(const Info& info) {

@@ -26,18 +26,21 @@ constexpr double kRooflineSeconds = 0.6;
 constexpr size_t kWorkBytes = size_t(256) << 20;  // no cache that a program has for itself holds this
 constexpr double kSliceSeconds = 0.03;            // of one figure
 constexpr int kKeys = 8192;                       // a depth at which attention is nearly all of its step
-constexpr int kNormOps = 64;
+constexpr int kNormOps = 64, kNormWidth = 1536;
+constexpr int kPromptRows = decide::kPromptRows;
+constexpr int kPromptDepth = 1024;  // a depth at which keys are most of a prompt's attention
+constexpr int kPromptRuns = 2;      // a run of many rows takes long enough for a few to do
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 // The quickest of many runs: neighbours on a shared machine slow the others.
-double quick_seconds(double budget, const std::function<void()>& run) {
+double quick_seconds(double budget, int least, const std::function<void()>& run) {
   run();
   double best = 1e30;
   const auto begin = Clock::now();
-  for (int i = 0; i < 8 || seconds_since(begin) < budget; ++i) {
+  for (int i = 0; i < least || seconds_since(begin) < budget; ++i) {
     const auto start = Clock::now();
     run();
     best = std::min(best, seconds_since(start));
@@ -85,57 +88,95 @@ struct Draft {
   }
 };
 
-double op_seconds(backends::Backend& backend) {
+// A compiled draft and the small value that is read to wait for a step: a large one would be copied.
+class Steps {
+ public:
+  Steps(backends::Backend& backend, Draft& draft, int n_rows) : backend_(backend) {
+    small_ = draft.look_up(kSmall, kPageTokens);
+    backend.upload(draft.graph, {}, {});
+    executable_ = backend.compile(draft.graph, {}, {}, n_rows);
+    for (int i = 0; i < n_rows; ++i) rows_.push_back({i % kPageTokens, i, 0, 0});
+  }
+  double seconds(double budget, int least) {
+    const graph::SequenceView view;
+    return quick_seconds(budget, least, [&] {
+      backend_.submit(*executable_, {rows_, {&view, 1}});
+      backend_.inspect(*executable_, small_);
+    });
+  }
+
+ private:
+  static constexpr int kSmall = 32;
+  backends::Backend& backend_;
+  graph::ValueId small_;
+  std::unique_ptr<backends::Executable> executable_;
+  std::vector<graph::Row> rows_;
+};
+
+// Starting and awaiting a step that does nothing.
+double idle_seconds(backends::Backend& backend) {
   Draft draft;
   draft.tables.reserve(1);
-  graph::ValueId x = draft.look_up(1536, 1);
+  return Steps(backend, draft, 1).seconds(kSliceSeconds, 8);
+}
+
+// A chain of norms over `n_rows` rows of 1536 values, an op of it.
+double norm_seconds(backends::Backend& backend, int n_rows, double idle) {
+  Draft draft;
+  draft.tables.reserve(2);
+  graph::ValueId x = draft.look_up(kNormWidth, kPageTokens);
   for (int i = 0; i < kNormOps; ++i) {
-    const graph::ValueId y = draft.value(1536);
+    const graph::ValueId y = draft.value(kNormWidth);
     graph::Op& op = draft.push(graph::OpKind::norm);
     op.in[0] = x;
     op.out = x = y;
   }
-  backend.upload(draft.graph, {}, {});
-  const auto executable = backend.compile(draft.graph, {}, {}, 1);
-  const graph::Row row{0, 0, 0, 0};
-  const graph::SequenceView view;
-  const double all = quick_seconds(kSliceSeconds, [&] {
-    backend.submit(*executable, {{&row, 1}, {&view, 1}});
-    backend.inspect(*executable, x);  // waits
-  });
-  return all / (kNormOps + 1);
+  return std::max(Steps(backend, draft, n_rows).seconds(kSliceSeconds, 8) - idle, 1e-9) / (kNormOps + 1);
 }
 
-// 1e9 bytes/s of weights that one row passes through.
-double weight_rate(backends::Backend& backend, const formats::Format& format) {
+// `n_rows` rows of `format` one after another; few are encoded, then repeated: what they hold does not matter
+// for speed.
+std::vector<std::byte> some_weights(const formats::Format& format, int width, int64_t n_rows) {
+  constexpr int64_t kPoolRows = 16;
+  const size_t row_bytes = format.row_bytes(width);
+  const std::vector<float> values = random_floats(size_t(kPoolRows) * size_t(width));
+  std::vector<std::byte> pool(size_t(kPoolRows) * row_bytes), data(size_t(n_rows) * row_bytes);
+  format.encode(values.data(), pool.data(), kPoolRows * width);
+  for (int64_t row = 0; row < n_rows; row += kPoolRows)
+    std::copy_n(pool.begin(), size_t(std::min(kPoolRows, n_rows - row)) * row_bytes,
+                data.begin() + row * int64_t(row_bytes));
+  return data;
+}
+
+// Seconds of `n_ops` products of `n_rows` rows with one matrix.
+double product_seconds(backends::Backend& backend, const formats::Format& format, int width, int64_t n_out,
+                       int n_rows, int n_ops) {
+  const std::vector<std::byte> data = some_weights(format, width, n_out);
+  Draft draft;
+  draft.tables.reserve(2);
+  const graph::ValueId x = draft.look_up(width, kPageTokens);
+  const graph::WeightId w = draft.weight(format.type, width, n_out, data);
+  for (int i = 0; i < n_ops; ++i) {
+    const graph::ValueId y = draft.value(int(n_out));
+    graph::Op& op = draft.push(graph::OpKind::matmul);
+    op.in[0] = x;
+    op.w[0] = w;
+    op.out = y;
+  }
+  Steps steps(backend, draft, n_rows);
+  return n_rows == 1 ? steps.seconds(2 * kSliceSeconds, 8) : steps.seconds(0, kPromptRuns);
+}
+
+void measure_weights(backends::Backend& one, backends::Backend& many, double idle, decide::WeightCost& row) {
   constexpr int kWidth = 2048;
+  const formats::Format& format = formats::require(row.type);
   const size_t row_bytes = format.row_bytes(kWidth);
   const int64_t n_out = int64_t(kWorkBytes / row_bytes) / 64 * 64;
-  // Few rows encoded, then repeated: what they hold does not matter for speed.
-  constexpr int64_t kPoolRows = 16;
-  const std::vector<float> values = random_floats(size_t(kPoolRows) * kWidth);
-  std::vector<std::byte> pool(size_t(kPoolRows) * row_bytes), data(size_t(n_out) * row_bytes);
-  format.encode(values.data(), pool.data(), kPoolRows * kWidth);
-  for (int64_t row = 0; row < n_out; row += kPoolRows)
-    std::copy_n(pool.begin(), size_t(std::min(kPoolRows, n_out - row)) * row_bytes,
-                data.begin() + row * int64_t(row_bytes));
-  Draft draft;
-  draft.tables.reserve(1);
-  const graph::ValueId x = draft.look_up(kWidth, 1), y = draft.value(int(n_out));
-  const graph::WeightId w = draft.weight(format.type, kWidth, n_out, data);
-  graph::Op& op = draft.push(graph::OpKind::matmul);
-  op.in[0] = x;
-  op.w[0] = w;
-  op.out = y;
-  backend.upload(draft.graph, {}, {});
-  const auto executable = backend.compile(draft.graph, {}, {}, 1);
-  const graph::Row row{0, 0, 0, 0};
-  const graph::SequenceView view;
-  const double seconds = quick_seconds(2 * kSliceSeconds, [&] {
-    backend.submit(*executable, {{&row, 1}, {&view, 1}});
-    backend.inspect(*executable, y);
-  });
-  return double(data.size()) / seconds / 1e9;
+  const double read = product_seconds(one, format, kWidth, n_out, 1, 1) - idle;
+  row.gb_per_s = std::max(row.gb_per_s, double(n_out) * double(row_bytes) / read / 1e9);
+  constexpr int kOut = 8192, kOps = 2;
+  const double products = product_seconds(many, format, kWidth, kOut, kPromptRows, kOps) - idle;
+  row.prompt_gops = std::max(row.prompt_gops, 2.0 * kWidth * kOut * kPromptRows * kOps / products / 1e9);
 }
 
 // One attention op over a cache that is rotated through so that no step finds it in a cache of the processor.
@@ -143,7 +184,7 @@ class AttentionProbe {
  public:
   AttentionProbe(backends::Backend& backend, std::byte* pages, DType k, DType v, int head_dim, int heads)
       : backend_(backend), pages_(pages) {
-    draft_.tables.reserve(3);
+    draft_.tables.reserve(4);
     const graph::ValueId q = draft_.look_up(heads * head_dim, kPageTokens),
                          key = draft_.look_up(head_dim, kPageTokens),
                          value = draft_.look_up(head_dim, kPageTokens);
@@ -162,17 +203,20 @@ class AttentionProbe {
     attention.n_head = heads;
     attention.head_dim = head_dim;
     attention.kv = 0;
+    small_ = draft_.look_up(32, kPageTokens);
     page_bytes_ = graph::kv_page_bytes(draft_.graph.kv[0]);
     n_pages_ = int(std::min<size_t>(kWorkBytes / page_bytes_, 4096));
     exact_bytes_ = graph::kv_exact_page_bytes(draft_.graph.kv[0]);
     exact_ = exact_bytes_ ? backend_.alloc(exact_bytes_) : nullptr;
     backend_.upload(draft_.graph, {}, {});
-    executable_ =
-        backend_.compile(draft_.graph, {}, {{pages_}, {n_pages_}, {exact_}, {exact_ ? 1 : 0}}, kPageTokens);
+    const backends::KvBuffers kv{{pages_}, {n_pages_}, {exact_}, {exact_ ? 1 : 0}};
+    executable_ = backend_.compile(draft_.graph, {}, kv, kPageTokens);
+    prompts_ = backend_.compile(draft_.graph, {}, kv, kPromptRows);
     fill();
   }
   ~AttentionProbe() {
     executable_.reset();
+    prompts_.reset();
     if (exact_) backend_.free(exact_);
   }
   AttentionProbe(const AttentionProbe&) = delete;
@@ -190,7 +234,34 @@ class AttentionProbe {
     return (deep - shallow) / double(kKeys - kPageTokens) * 1e9;
   }
 
+  // A prompt's rows deep in the context, and at its start: what a stored token costs a row, and what is left
+  // of a row without them (encoding and storing it).
+  void prompt(double start_seconds, decide::AttentionCost& row) {
+    double deep = 1e30, shallow = 1e30;
+    for (int i = 0; i < kPromptRuns; ++i) {
+      deep = std::min(deep, prompt_seconds(kPromptDepth));
+      shallow = std::min(shallow, prompt_seconds(0));
+    }
+    if (deep <= shallow) return;
+    const double ns = (deep - shallow) / (double(kPromptRows) * kPromptDepth) * 1e9;
+    const double keys = kPromptRows * (kPromptRows + 1) / 2;
+    const double left = std::max((shallow - start_seconds) * 1e9 - keys * ns, 0.0) / kPromptRows;
+    row.prompt_ns = row.prompt_ns > 0 ? std::min(row.prompt_ns, ns) : ns;
+    row.append_ns = row.append_ns > 0 ? std::min(row.append_ns, left) : left;
+  }
+
  private:
+  double prompt_seconds(int depth) {
+    const int n_table = (depth + kPromptRows) / kPageTokens;
+    std::vector<int32_t> table(static_cast<size_t>(n_table)), exact(static_cast<size_t>(n_table), -1);
+    for (int32_t& page : table) page = int32_t(next_++ % n_pages_);
+    if (exact_)  // pages that the step fills lie in its own memory
+      for (int i = 0; i < kPromptRows / kPageTokens; ++i)
+        exact[size_t(depth / kPageTokens + i)] = 1 + i;
+    const auto start = Clock::now();
+    step(*prompts_, depth, kPromptRows, table, exact);
+    return seconds_since(start);
+  }
   // The last token of `n_keys` lies in the middle of an open page.
   double seconds(int n_keys) {
     const int n_table = n_keys / kPageTokens;
@@ -198,31 +269,32 @@ class AttentionProbe {
     for (int32_t& page : table) page = int32_t(next_++ % n_pages_);
     if (exact_) exact.back() = 0;
     const auto start = Clock::now();
-    step(n_keys - kPageTokens / 2, 1, table, exact);
+    step(*executable_, n_keys - kPageTokens / 2, 1, table, exact);
     return seconds_since(start);
   }
   void fill() {
-    step(0, kPageTokens, {0}, {exact_ ? 0 : -1});
+    step(*executable_, 0, kPageTokens, {0}, {exact_ ? 0 : -1});
     for (int i = 1; i < n_pages_; ++i) backend_.copy(pages_ + size_t(i) * page_bytes_, pages_, page_bytes_);
   }
-  void step(int pos, int n_rows, const std::vector<int32_t>& table, const std::vector<int32_t>& exact) {
+  void step(backends::Executable& executable, int pos, int n_rows, const std::vector<int32_t>& table,
+            const std::vector<int32_t>& exact) {
     std::vector<graph::Row> rows;
-    for (int i = 0; i < n_rows; ++i) rows.push_back({i, pos + i, 0, 0});
+    for (int i = 0; i < n_rows; ++i) rows.push_back({i % kPageTokens, pos + i, 0, 0});
     graph::SequenceView view;
     view.page_table[0] = table;
     view.exact_table[0] = exact;
-    backend_.submit(*executable_, {rows, {&view, 1}});
-    backend_.inspect(*executable_, out_);
+    backend_.submit(executable, {rows, {&view, 1}});
+    backend_.inspect(executable, small_);
   }
 
   backends::Backend& backend_;
   std::byte* pages_;
   Draft draft_;
-  graph::ValueId out_ = graph::kNone;
+  graph::ValueId out_ = graph::kNone, small_ = graph::kNone;
   size_t page_bytes_ = 0, exact_bytes_ = 0;
   int n_pages_ = 0;
   std::byte* exact_ = nullptr;
-  std::unique_ptr<backends::Executable> executable_;
+  std::unique_ptr<backends::Executable> executable_, prompts_;
   int64_t next_ = 1;
 };
 
@@ -271,26 +343,30 @@ decide::MachineTable measure_machine(const std::string& backend, int threads, in
   const backends::Caps caps = device->caps();
   table.device = caps.device;
   table.isa = caps.isa;
-  table.kernel_hash = kernel_hash();
+  table.kernel_hash = kernel_hash(backend);
   table.date = utc_time();
   table.memory_bytes = backend == "cpu" ? std::min(memory_limit(), caps.memory_bytes) : caps.memory_bytes;
-  table.op_us = op_seconds(*device) * 1e6;
+  const double idle = idle_seconds(*device);
+  const double one_row = norm_seconds(*device, 1, idle);
+  table.op_us = one_row * 1e6;
+  table.value_ns = norm_seconds(*device, kPromptRows, idle) / (kPromptRows * kNormWidth) * 1e9;
   const std::vector<Job> jobs = attention_jobs(caps);
   const double n = double(rounds) * double(jobs.size() + caps.weight_types.size());
   double done = 0;
   std::byte* pages = device->alloc(kWorkBytes);
-  for (const Job& job : jobs) table.attention.push_back({job.k, job.v, job.head_dim, job.heads, 1e30});
-  for (const DType type : caps.weight_types) table.weights.push_back({type, 0});
+  for (const Job& job : jobs) table.attention.push_back({job.k, job.v, job.head_dim, job.heads, 1e30, 0, 0});
+  for (const DType type : caps.weight_types) table.weights.push_back({type, 0, 0});
   // Rounds over everything: types are compared with each other, and a shared machine has slow minutes.
   for (int round = 0; round < rounds; ++round) {
     for (decide::AttentionCost& row : table.attention) {
       AttentionProbe probe(*device, pages, row.k, row.v, row.head_dim, row.heads_each);
       row.ns_per_key = std::min(row.ns_per_key, probe.ns_per_key());
+      probe.prompt(idle + 5 * one_row, row);
       progress(++done / n);
     }
     for (decide::WeightCost& row : table.weights) {
-      const auto matrices = create();  // lets each type's matrix go
-      row.gb_per_s = std::max(row.gb_per_s, weight_rate(*matrices, formats::require(row.type)));
+      const auto one = create(), many = create();  // let each type's matrices go
+      measure_weights(*one, *many, idle, row);
       progress(++done / n);
     }
   }

@@ -11,7 +11,9 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "cache_choice.h"
+#include "decision_inputs.h"
 #include "formats/format.h"
+#include "gguf/recipe.h"
 #include "graph/kv_layout.h"
 #include "machine.h"
 
@@ -121,6 +123,14 @@ std::shared_ptr<engine::Model> load_model(const Args& args) {
   return model;
 }
 
+std::string recipe_name(const gguf::File& file) {
+  const gguf::Value* value = file.find("general.file_type");
+  if (!value || value->is_array()) return "";
+  for (const gguf::Recipe& recipe : gguf::recipes())
+    if (int64_t(recipe.file_type) == value->integer()) return std::string(recipe.name);
+  return "";
+}
+
 const backends::Caps& backend_caps(const std::string& backend) {
   static std::map<std::string, backends::Caps> known;
   const auto it = known.find(backend);
@@ -179,8 +189,12 @@ std::shared_ptr<const formats::TcqTable> tcq_table(const Args& args) {
   return args.given("tcq-table") ? formats::load_tcq_table(args.text("tcq-table")) : nullptr;
 }
 
-bool flash_attention(std::string_view word, std::string_view what) {
-  return parse_on_off(word, what) != OnOff::kOff;
+bool flash_attention(std::string_view word, std::string_view what, const std::string& backend) {
+  const OnOff wish = parse_on_off(word, what);
+  if (wish != OnOff::kAuto) return wish == OnOff::kOn;
+  const decide::FlashState state = decide::decide_flash(live_row(backend, 0), decide::FlashWish::kAuto);
+  if (!state.on) note("{}", state.reason);
+  return state.on;
 }
 
 void require_memory(const engine::Model& model, const engine::SessionOptions& options) {
@@ -222,7 +236,7 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
   options.kv = kv_types(args);
   options.kv_exact_first = args.integer("kv-exact-first");
   options.kv_exact_last = args.integer("kv-exact-last");
-  options.flash_attention = flash_attention(args.text("flash-attn"), "-fa");
+  options.flash_attention = flash_attention(args.text("flash-attn"), "-fa", model.backend().caps().name);
   if (types_are_automatic(args)) {
     CacheQuestion question = cache_question(args);
     question.n_ctx = args.integer("ctx-size");  // 0: what the model was trained for, or what fits

@@ -39,6 +39,8 @@ std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads
                                           const std::string& backend = "cpu");
 // What a backend offers. Throws Error{kNoDevice} when it is not here.
 const backends::Caps& backend_caps(const std::string& backend = "cpu");
+// Name of the mix of weight types that a file says it is; empty when it says none.
+std::string recipe_name(const gguf::File& file);
 // Types a KV cache can have here, as a list and as text.
 std::vector<std::string> cache_type_names();
 std::string cache_types_text();
@@ -49,7 +51,8 @@ engine::KvTypes kv_types(const Args& args);
 // --tcq-table; null when it is not given. Throws Error{kBadFile}.
 std::shared_ptr<const formats::TcqTable> tcq_table(const Args& args);
 Flag tcq_table_flag(std::string_view group);
-bool flash_attention(std::string_view word, std::string_view what);
+// -fa: "auto" is what the decision's policies say of the device that `backend` opens; off is said with its reason.
+bool flash_attention(std::string_view word, std::string_view what, const std::string& backend);
 // Options of a session over `model`; n_ctx resolved and checked against the memory that is free, cache types decided when
 // they are "auto" (the reason is said unless quiet).
 engine::SessionOptions session_options(const Args& args, const engine::Model& model);

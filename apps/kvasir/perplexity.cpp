@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cache_choice.h"
 #include "command.h"
 #include "decide/quality.h"
 #include "engine/kl_divergence.h"
 #include "formats/format.h"
 #include "generation.h"
-#include "gguf/recipe.h"
 #include "machine.h"
 #include "store.h"
 #include "version.h"
@@ -82,8 +82,9 @@ std::string summary_line(const Task& task, const engine::PerplexityResult& ppl) 
 
 void run_plain(const Args& args, Task& task) {
   engine::Session session(task.model, task.session);
+  const SessionEvidence evidence(session, args.on("allow-unverified"));
+  evidence.show(task.quiet);
   if (!task.quiet) {
-    note_load_lines(session);
     note("{} tokens, {} windows of {}", task.tokens.size(), task.n_windows, task.n_ctx);
   }
   engine::PerplexityOptions options;
@@ -96,20 +97,18 @@ void run_plain(const Args& args, Task& task) {
   };
   const auto result = engine::perplexity(session, task.tokens, options);
   if (!task.quiet && err_is_terminal()) print_err("\n");
-  print(args.on("json") ? describe(task, result).dump(2) + "\n" : summary_line(task, result));
+  if (args.on("json")) {
+    nlohmann::ordered_json document = describe(task, result);
+    document.update(evidence.json());
+    print(document.dump(2) + "\n");
+    return;
+  }
+  print(summary_line(task, result));
+  if (!evidence.warning().empty()) print(evidence.warning() + "\n");
 }
 
 nlohmann::ordered_json describe(const engine::KlSummary& kl) {
   return {{"mean", kl.mean}, {"median", kl.median}, {"p999", kl.p999}, {"same_top", kl.same_top}};
-}
-
-// Name of the mix the file says it is; empty when it says none.
-std::string recipe_name(const gguf::File& file) {
-  const gguf::Value* value = file.find("general.file_type");
-  if (!value || value->is_array()) return "";
-  for (const gguf::Recipe& recipe : gguf::recipes())
-    if (int64_t(recipe.file_type) == value->integer()) return std::string(recipe.name);
-  return "";
 }
 
 // Keeps the figure for `kvasir decide`. Pages kept exact, the path without flash attention and a given table
@@ -136,7 +135,7 @@ void keep_quality(const Task& task, const engine::KlResult& result, bool decode)
   row.ppl = result.ppl.ppl;
   row.exact_share = result.exact_share;
   row.decode = decode;
-  row.kernel_hash = kernel_hash();
+  row.kernel_hash = kernel_hash(task.model->backend().caps().name);
   row.date = utc_time();
   decide::add_row(table, row);
   const std::string path = store_quality(table);
@@ -153,8 +152,9 @@ void run_kl(const Args& args, Task& task) {
   engine::Session reference(task.model, exact);
   exact.kv = {DType::f32, DType::f32, {}, {}};
   engine::Session floor(task.model, exact);
+  const SessionEvidence evidence(tested, args.on("allow-unverified"));
+  evidence.show(task.quiet);
   if (!task.quiet) {
-    note_load_lines(tested);
     note("{} tokens, {} windows of {}, against an f16 cache; noise floor: f16 against f32",
          task.tokens.size(), task.n_windows, task.n_ctx);
   }
@@ -177,6 +177,7 @@ void run_kl(const Args& args, Task& task) {
     document["kl"] = describe(result.kl);
     document["noise_floor"] = describe(result.noise_floor);
     document["resolved"] = result.resolved();
+    document.update(evidence.json());
     print(document.dump(2) + "\n");
     return;
   }
@@ -188,6 +189,7 @@ void run_kl(const Args& args, Task& task) {
   row("KL", result.kl, result.resolved() ? "" : "  unresolved: under twice the noise floor");
   row("noise floor", result.noise_floor, "");
   print(fmt::format("exact       {:.2f} % of the keys and values read\n", 100 * result.exact_share));
+  if (!evidence.warning().empty()) print(evidence.warning() + "\n");
 }
 
 int perplexity(const Args& args) {
@@ -251,6 +253,7 @@ Command perplexity_command() {
                          context_flags()[1],
                          context_flags()[2]},
                         cache_flags("q8_0"),
+                        {choice_flags()[2]},
                         output_flags()});
   command.examples = {{"kvasir perplexity -m gemma.gguf -f wiki.test.raw -c 512", "the usual figure"},
                       {"kvasir perplexity -m gemma.gguf -f text.txt -ctk q4_0 -ctv q4_0 --chunks 10",

@@ -27,7 +27,7 @@ std::string text_of(const AttentionUse& use) {
 }
 
 std::string store_path(const std::string& backend, const std::string& device) {
-  const std::string folder = cache_folder(), key = kernel_hash() + "\n" + device + "\n";
+  const std::string folder = cache_folder(), key = kernel_hash(backend) + "\n" + device + "\n";
   if (folder.empty()) return "";
   const std::string hash = sha256_hex(std::as_bytes(std::span(key))).substr(0, 16);
   return (fs::path(folder) / "self-check" / (backend + "-" + hash + ".txt")).string();

@@ -78,7 +78,7 @@ std::optional<decide::MachineTable> stored_machine(const std::string& backend, c
                                                    int threads) {
   auto table = stored<decide::MachineTable>(
       path_in("machine", decide::machine_name(backend, device, threads)), decide::machine_from_json);
-  if (table && table->kernel_hash != kernel_hash()) table.reset();  // figures of other kernels
+  if (table && table->kernel_hash != kernel_hash(backend)) table.reset();  // figures of other kernels
   return table;
 }
 
@@ -90,8 +90,9 @@ std::optional<decide::QualityTable> stored_quality(const std::string& fingerprin
 std::optional<decide::QualityTable> current_quality(const std::string& fingerprint) {
   auto table = stored_quality(fingerprint);
   if (table)
-    std::erase_if(table->rows,
-                  [](const decide::QualityRow& row) { return row.kernel_hash != kernel_hash(); });
+    std::erase_if(table->rows, [](const decide::QualityRow& row) {
+      return row.kernel_hash != kernel_hash() && row.kernel_hash != kernel_hash("cuda");
+    });
   return table;
 }
 

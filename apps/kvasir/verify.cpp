@@ -111,7 +111,7 @@ Evidence verify_backend(const Args& args, const std::string& backend, const std:
   const decide::Here machine = here_of(backend);
   if (!json)
     print(fmt::format("{}: {}, {} thread{}, kernels {}\n", backend, machine.device, options.n_threads,
-                      options.n_threads == 1 ? "" : "s", kernel_hash().substr(0, 12)));
+                      options.n_threads == 1 ? "" : "s", kernel_hash(backend).substr(0, 12)));
   Progress progress("verifying");
   size_t n_done = 0;
   const size_t n_groups = options.groups.empty() ? verify::groups().size() : options.groups.size();
@@ -127,12 +127,14 @@ Evidence verify_backend(const Args& args, const std::string& backend, const std:
   const verify::Outcome outcome = verify::run(options);
   e.backend = backend;
   e.device = outcome.device;
+  e.device_uuid = machine.device_uuid;
+  e.driver = backend_caps(backend).driver;
   e.isa = outcome.isa;
   e.commit = commit();
-  e.kernel_hash = kernel_hash();
+  e.kernel_hash = kernel_hash(backend);
   e.binary_sha256 = file_hash("/proc/self/exe");
   e.model_sha256 = file_hash(model);
-  e.compiler = build_info::kCompiler;
+  e.compiler = compiler_text(backend);
   e.flags = build_info::kFlags;
   e.threads = options.n_threads;
   e.seconds = outcome.seconds;
@@ -193,9 +195,16 @@ int run_checks(const Args& args) {
   return int(ErrorCode::kFailed);
 }
 
+// What speaks against a record here; a backend that is not here is a reason like any other.
+std::vector<std::string> doubts_here(const Evidence& e) {
+  for (const backends::BackendStatus& status : backends::known_backends())
+    if (status.name == e.backend && status.available) return decide::doubts(e, here_of(e.backend));
+  return {fmt::format("backend '{}' of '{}' is not here", e.backend, e.device)};
+}
+
 int check_record(const std::string& path) {
   const Evidence e = decide::load_record(path);
-  const std::vector<std::string> against = decide::doubts(e, here_of(e.backend));
+  const std::vector<std::string> against = doubts_here(e);
   print(fmt::format("{}: {} on {}, {}, {}/{} passed, kernels {}\n", path, e.backend, e.device, e.date,
                     e.passed(), e.passed() + e.failed(), e.kernel_hash.substr(0, 12)));
   for (const std::string& doubt : against) print("  " + doubt + "\n");
@@ -211,7 +220,7 @@ int list_records(const Args& args) {
   std::string text;
   for (const decide::StoredRecord& stored : decide::stored_records(require_folder())) {
     std::vector<std::string> against = {stored.fault};
-    if (stored.record) against = decide::doubts(*stored.record, here_of(stored.record->backend));
+    if (stored.record) against = doubts_here(*stored.record);
     const std::string file = fs::path(stored.path).filename().string();
     if (!args.on("json")) {
       text += stored.record

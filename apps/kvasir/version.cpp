@@ -9,14 +9,22 @@
 namespace kvasir::app {
 
 std::string commit() { return build_info::kCommit; }
-std::string kernel_hash() { return build_info::kKernelHash; }
+std::string kernel_hash(std::string_view backend) {
+  if (backend == "cuda") return build_info::kCudaKernelHash;
+  return backend == "cpu" ? build_info::kKernelHash : "";
+}
+std::string compiler_text(std::string_view backend) {
+  const std::string host = build_info::kCompiler;
+  return backend == "cuda" ? host + ", " + build_info::kCudaCompiler : host;
+}
 
 std::string version_text() {
-  return fmt::format(
-      "kvasir {}\ncommit       {}\nkernel_hash  {}\nbackends     cpu ({})\ncompiler     {}\nflags        "
-      "{}\n",
-      build_info::kVersion, commit(), kernel_hash(), isa_name(best_isa()), build_info::kCompiler,
-      build_info::kFlags);
+  const std::string cuda = kernel_hash("cuda");
+  return fmt::format("kvasir {}\ncommit       {}\nkernel_hash  {}\n{}backends     cpu ({}){}\ncompiler     {}\nflags        {}\n",
+                     build_info::kVersion, commit(), kernel_hash(),
+                     cuda.empty() ? "" : fmt::format("cuda         {}\n", cuda), isa_name(best_isa()),
+                     cuda.empty() ? "" : ", cuda", compiler_text(cuda.empty() ? "cpu" : "cuda"),
+                     build_info::kFlags);
 }
 
 std::string license_text() {

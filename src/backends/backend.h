@@ -19,6 +19,8 @@ struct Caps {
   std::string name;           // "cpu"
   std::string device;         // what the device calls itself
   std::string isa;            // "avx512"
+  std::string uuid;           // which device exactly: "GPU-..." of a GPU, family, model and stepping of a CPU
+  std::string driver;         // "CUDA 13.0"; empty where there is none
   uint64_t memory_bytes = 0;  // of the device
   std::vector<DType> weight_types;
   std::vector<DType> kv_types;  // attention has a variant for keys or values of this type

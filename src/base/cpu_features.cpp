@@ -60,14 +60,41 @@ Isa best_isa() {
   return Isa::kGeneric;
 }
 
-std::string cpu_name() {
+namespace {
+
+// The first value of a field of /proc/cpuinfo; empty: none.
+std::string cpuinfo(const std::string& field) {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    if (line.rfind("model name", 0) != 0) continue;
     const size_t colon = line.find(':');
-    if (colon != std::string::npos && colon + 2 < line.size()) return line.substr(colon + 2);
+    if (colon == line.npos || line.substr(0, line.find_last_not_of(" \t:", colon) + 1) != field) continue;
+    return colon + 2 < line.size() ? line.substr(colon + 2) : "";
   }
-  return "unknown CPU";
+  return "";
+}
+
+}  // namespace
+
+std::string cpu_name() {
+  const std::string name = cpuinfo("model name");
+  return name.empty() ? "unknown CPU" : name;
+}
+
+std::string cpu_identity() {
+  std::string text;
+  const auto add = [&](const char* word, const char* field) {
+    const std::string value = cpuinfo(field);
+    if (!value.empty()) text += (text.empty() ? "" : " ") + std::string(word) + value;
+  };
+  add("", "vendor_id");
+  add("family ", "cpu family");
+  add("model ", "model");
+  add("stepping ", "stepping");
+  add("implementer ", "CPU implementer");
+  add("part ", "CPU part");
+  add("variant ", "CPU variant");
+  add("revision ", "CPU revision");
+  return text;
 }
 
 std::string cpu_feature_list() {

@@ -15,6 +15,8 @@ std::optional<Isa> find_isa(std::string_view name);
 bool cpu_supports(Isa isa);
 Isa best_isa();
 std::string cpu_name();
+// "GenuineIntel family 6 model 143 stepping 8": tells apart CPUs of one name.
+std::string cpu_identity();
 // Feature words a reader cares about: "avx2 fma avx512f avx512vnni ...".
 std::string cpu_feature_list();
 // Cores the process may use.

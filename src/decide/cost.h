@@ -12,10 +12,12 @@
 namespace kvasir::decide {
 
 inline constexpr int kMachineSchema = 1;
+inline constexpr int kPromptRows = 256;  // of the measurements that stand for prompts
 
 struct WeightCost {
   DType type{};
-  double gb_per_s = 0;  // 1e9 bytes/s of weights, one row
+  double gb_per_s = 0;     // 1e9 bytes/s of weights, one row
+  double prompt_gops = 0;  // 1e9 operations/s, kPromptRows rows; 0: not measured
 };
 
 struct AttentionCost {
@@ -23,6 +25,8 @@ struct AttentionCost {
   int head_dim = 0;
   int heads_each = 0;     // query heads a KV head
   double ns_per_key = 0;  // one stored token of one KV head, one query row, all threads together
+  double prompt_ns = 0;   // the same in a prompt, a row of it; 0: not measured
+  double append_ns = 0;   // keys and values of one row of one KV head, encoded and stored
 };
 
 struct MachineTable {
@@ -35,6 +39,7 @@ struct MachineTable {
   uint64_t memory_bytes = 0;  // of the device
   double read_gb_per_s = 0, int8_gops = 0, f32_gflops = 0;
   double op_us = 0;  // an op of no work inside a step
+  double value_ns = 0;  // a value that a norm passes, of many rows; 0: not measured
   std::vector<WeightCost> weights;
   std::vector<AttentionCost> attention;
 };
@@ -49,11 +54,12 @@ std::string machine_name(std::string_view backend, std::string_view device, int 
 // ns a stored token of one KV head; nullopt when neither the pair nor its types alone were measured at this
 // head size. Between and beyond the measured heads_each along a line.
 std::optional<double> attention_ns(const MachineTable& table, DType k, DType v, int head_dim,
-                                   double heads_each);
+                                   double heads_each, double AttentionCost::*figure = &AttentionCost::ns_per_key);
 
 struct StepCost {
   double weights = 0, attention = 0, starts = 0;  // seconds
-  double total() const { return weights + attention + starts; }
+  double rest = 0;                                // of a prompt: norms, activations, storing rows
+  double total() const { return weights + attention + starts + rest; }
 };
 struct Prediction {
   std::optional<StepCost> cost;
@@ -62,5 +68,10 @@ struct Prediction {
 // A decode step of one row with `n_visible` tokens stored.
 Prediction predict_step(const MachineTable& table, const ModelGeometry& geometry, const KvTypes& types,
                         int n_visible);
+
+// A whole prompt of `n_prompt` rows behind `depth` stored tokens, in steps of `n_ubatch` rows, up to the logits
+// of its last row.
+Prediction predict_prompt(const MachineTable& table, const ModelGeometry& geometry, const KvTypes& types,
+                          int n_prompt, int depth, int n_ubatch);
 
 }  // namespace kvasir::decide

@@ -106,6 +106,9 @@ void take_outcome(Row& row, RowState& s) {
   row.need = memory_need(s.geometry(), c.types, s.n_ctx(), s.request().n_ubatch, s.device().host);
   row.cost = c.cost;
   if (c.cost) row.predicted_tps = 1 / c.cost->total();
+  if (c.prompt) row.predicted_prompt_tps = s.n_ctx() / c.prompt->total();
+  row.padded_v_bytes = padded_v_bytes(s.geometry().head_dims, typed_caches(s.geometry(), c.types), s.n_ctx(),
+                                      s.request().n_ubatch);
   if (c.quality) row.kl = c.quality->mean;
   if (s.proof()) row.proof = *s.proof();
   if (c.proved) row.evidence = s.proof()->record;
@@ -124,6 +127,8 @@ Row settled_row(Row row, const RowState& s, const RowInputs& inputs, const Settl
   if (settled.status == Status::kNotApplicable) return row;
   row.types = {DType::q8_0, DType::q8_0, {}, {}};
   row.bytes_per_token = kv_bytes_per_token(s.geometry(), row.types);
+  row.padded_v_bytes = padded_v_bytes(s.geometry().head_dims, typed_caches(s.geometry(), row.types), s.n_ctx(),
+                                      s.request().n_ubatch);
   add_classes(row, s, row.types, true);
   return row;
 }
@@ -158,6 +163,15 @@ std::string_view status_name(Status status) {
       return "not-applicable";
   }
   return "";
+}
+
+FlashState decide_flash(const RowInputs& inputs, FlashWish wish) {
+  const ModelGeometry any;
+  Request request;
+  request.flash = wish;
+  RowState s(any, nullptr, request, inputs, 1);
+  apply_policies(s);
+  return {s.flash_off().empty(), s.flash_off()};
 }
 
 Row decide_row(const ModelGeometry& geometry, const QualityTable* quality, const Request& request,

@@ -46,7 +46,8 @@ struct Candidate {
   uint64_t need = 0;  // weights, cache and scratch at the context
   int ctx_fits = 0;   // largest context within the budget; the model's own when the memory is unknown
   bool fits = false;  // the context asked for
-  std::optional<StepCost> cost;
+  std::optional<StepCost> cost;    // of a step that generates behind the context
+  std::optional<StepCost> prompt;  // of a prompt that fills the context
   std::string cost_missing;
   std::optional<QualityRow> quality;
   bool proved = false;
@@ -80,8 +81,10 @@ struct Row {
   uint64_t bytes_per_token = 0;
   std::optional<int> ctx_fits;
   std::optional<MemoryNeed> need;
-  std::optional<double> predicted_tps;
+  std::optional<double> predicted_tps;         // generating, n_ctx tokens stored
+  std::optional<double> predicted_prompt_tps;  // reading a prompt of n_ctx tokens
   std::optional<StepCost> cost;
+  uint64_t padded_v_bytes = 0;  // of the cache (geometry.h)
   std::optional<double> kl;
   std::optional<Proof> proof;  // that counts here, or that is shown beside a gated row
   std::string reason;
@@ -97,6 +100,13 @@ struct RowInputs {
   std::optional<Proof> beside;  // of another device: shown, never counted
   std::optional<MachineTable> machine;
 };
+
+// Whether flash attention runs on the row's device by its policies alone, whatever the model; and why not.
+struct FlashState {
+  bool on = true;
+  std::string reason;
+};
+FlashState decide_flash(const RowInputs& inputs, FlashWish wish);
 
 Row decide_row(const ModelGeometry& geometry, const QualityTable* quality, const Request& request,
                const RowInputs& inputs);

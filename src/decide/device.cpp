@@ -81,8 +81,9 @@ Proof summarise(const Evidence& record, const std::optional<Here>& here) {
   }
   for (const auto& [key, value] : seen) {
     const formats::Format *k = formats::find(std::get<0>(key)), *v = formats::find(std::get<1>(key));
-    if (value.first && k && v)
-      proof.pairs.push_back({k->type, v->type, std::get<2>(key), std::get<3>(key), value.second});
+    if (k && v)
+      (value.first ? proof.pairs : proof.wrong)
+          .push_back({k->type, v->type, std::get<2>(key), std::get<3>(key), value.second});
   }
   return proof;
 }

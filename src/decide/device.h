@@ -47,6 +47,7 @@ struct Proof {
     std::string variant;
   };
   std::vector<Pair> pairs;  // attention that passed; only when no check of the pair failed
+  std::vector<Pair> wrong;  // attention of which a check failed
 
   const Pair* find(DType k, DType v, int head_dim, bool flash) const;
 };

@@ -29,7 +29,7 @@ struct Evidence {
   int schema = kEvidenceSchema;
   std::string backend;      // "cpu"
   std::string device;       // what the device calls itself
-  std::string device_uuid;  // GPUs; empty for CPUs
+  std::string device_uuid;  // which device exactly (backends::Caps)
   std::string driver, isa;
   std::string commit, kernel_hash, binary_sha256, model_sha256;
   std::string compiler, flags;

@@ -33,10 +33,11 @@ Json cost_json(const std::optional<StepCost>& cost) {
   if (!cost) return Json();
   return {{"weights_ms", cost->weights * 1e3},
           {"attention_ms", cost->attention * 1e3},
-          {"starts_ms", cost->starts * 1e3}};
+          {"starts_ms", cost->starts * 1e3},
+          {"rest_ms", cost->rest * 1e3}};
 }
 
-Json candidate_json(const Candidate& c) {
+Json candidate_json(const Candidate& c, int n_ctx) {
   Json json = {{"k", name(c.types.k)},
                {"v", name(c.types.v)},
                {"k_sliding", name(c.types.k_of(true))},
@@ -48,6 +49,7 @@ Json candidate_json(const Candidate& c) {
                {"kv_bytes", c.kv_bytes},
                {"ctx_fits", c.ctx_fits},
                {"predicted_tps", c.cost ? Json(1 / c.cost->total()) : Json()},
+               {"predicted_prompt_tps", c.prompt ? Json(n_ctx / c.prompt->total()) : Json()},
                {"gain", c.cost ? Json(c.gain) : Json()},
                {"kl", c.quality ? Json(c.quality->mean) : Json()}};
   return json;
@@ -62,7 +64,7 @@ Json row_json(const Row& row) {
                        {"v", name(c.v)},
                        {"flash_attn", c.flash},
                        {"variant", or_null(c.variant)}});
-  for (const Candidate& c : row.candidates) candidates.push_back(candidate_json(c));
+  for (const Candidate& c : row.candidates) candidates.push_back(candidate_json(c, row.n_ctx));
   return {
       {"backend", row.backend},
       {"device", or_null(row.device)},
@@ -76,10 +78,11 @@ Json row_json(const Row& row) {
       {"budget_bytes", row.budget ? Json(row.budget) : Json()},
       {"need_bytes", row.need ? Json(row.need->total()) : Json()},
       {"predicted_tps", or_null(row.predicted_tps)},
+      {"predicted_prompt_tps", or_null(row.predicted_prompt_tps)},
       {"predicted_step", cost_json(row.cost)},
       {"kl", or_null(row.kl)},
       {"verify", proof_json(row.proof)},
-      {"geometry", {{"fa_256", or_null(row.fa_256)}, {"fa_512", or_null(row.fa_512)}, {"padded_v_bytes", 0}}},
+      {"geometry", {{"fa_256", or_null(row.fa_256)}, {"fa_512", or_null(row.fa_512)}, {"padded_v_bytes", row.padded_v_bytes}}},
       {"reason", row.reason},
       {"next", or_null(row.next)},
       {"evidence", or_null(row.evidence)},
@@ -129,16 +132,18 @@ std::string model_line(const ModelGeometry& g) {
          fmt::format(", {} of weights, trained for {} tokens", bytes_text(g.file_bytes), g.n_ctx_train);
 }
 
+int shown_context(const Report& report) {
+  if (report.request.n_ctx > 0) return report.request.n_ctx;
+  return report.rows.empty() ? report.geometry.n_ctx_train : report.rows[0].n_ctx;
+}
+
 Json report_json(const Report& report) {
   Json rows = Json::array();
   for (const Row& row : report.rows) rows.push_back(row_json(row));
   const Row* cpu = report.rows.empty() ? nullptr : &report.rows[0];
-  const int n_ctx = report.request.n_ctx > 0 ? report.request.n_ctx
-                    : cpu                    ? cpu->n_ctx
-                                             : report.geometry.n_ctx_train;
   return {{"model", report.geometry.name},
           {"source", report.source},
-          {"ctx", n_ctx},
+          {"ctx", shown_context(report)},
           {"budget_bytes", cpu && cpu->budget ? Json(cpu->budget) : Json()},
           {"kl_max", report.request.kl_max},
           {"allow_unverified", report.request.allow_unverified},
@@ -149,21 +154,26 @@ std::string report_text(const Report& report) {
   std::string out = wrapped(model_line(report.geometry) + " (" + report.source + ")", 0, 110) + "\n\n";
   if (report.request.allow_unverified)
     out += "--allow-unverified: compressed types are taken without a record of this device\n\n";
-  out += fmt::format("{:<12}{:<15}{:<15}{:<22}{:<9}{:<9}{:>8}{:>10}{:>10}{:>9}\n", "backend", "decision",
-                     "status", "K/V", "fa 256", "fa 512", "B/token", "ctx fits", "tokens/s", "KL");
+  out += fmt::format("{:<12}{:<15}{:<15}{:<20}{:<7}{:<7}{:>8}{:>9}{:>8}{:>8}{:>9}\n", "backend", "decision",
+                     "status", "K/V", "fa 256", "fa 512", "B/token", "ctx fits", "pp t/s", "tg t/s", "KL");
   for (const Row& row : report.rows) {
     const bool none = row.choice == Choice::kNotApplicable;
     const auto text = [](const std::string& s) { return s.empty() ? "-" : s; };
     std::string kv = none ? "-" : types_text(row.types);
-    if (kv.size() > 21) kv = kv.substr(0, kv.find(',')) + " *";
-    out += fmt::format("{:<12}{:<15}{:<15}{:<22}{:<9}{:<9}{:>8}{:>10}{:>10}{:>9}\n", row.backend,
+    if (kv.size() > 19) kv = kv.substr(0, kv.find(',')) + " *";
+    out += fmt::format("{:<12}{:<15}{:<15}{:<20}{:<7}{:<7}{:>8}{:>9}{:>8}{:>8}{:>9}\n", row.backend,
                        choice_name(row.choice), status_name(row.status), kv, text(row.fa_256),
                        text(row.fa_512), row.bytes_per_token ? std::to_string(row.bytes_per_token) : "-",
                        row.ctx_fits ? std::to_string(*row.ctx_fits) : "-",
+                       row.predicted_prompt_tps ? number_text(*row.predicted_prompt_tps, 3) : "-",
                        row.predicted_tps ? number_text(*row.predicted_tps, 3) : "-",
                        row.kl ? fmt::format("{:.5f}", *row.kl) : "-");
   }
-  out += '\n';
+  out += wrapped(fmt::format("pp: predicted tokens/s of a prompt that fills the context of {} tokens; tg: of "
+                             "generation behind it",
+                             shown_context(report)),
+                 0, 110) +
+         "\n\n";
   for (const Row& row : report.rows) {
     out += fmt::format("{:<12}{}\n", row.backend, wrapped(row.reason, 12, 110));
     if (!row.next.empty()) out += fmt::format("{:12}next: {}\n", "", wrapped(row.next, 18, 110));

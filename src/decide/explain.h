@@ -13,12 +13,14 @@ struct Report {
   std::string source;  // "gemma.gguf", "published geometry, q8_0 weights"
   Request request;
   std::vector<Row> rows;
+  std::optional<MachineTable> machine;  // of the host, for plots
 };
 
 nlohmann::ordered_json report_json(const Report& report);
 std::string report_text(const Report& report);
 
 // Parts that pages share.
+int shown_context(const Report& report);  // that the decision is about: asked for, or the host's
 std::string model_line(const ModelGeometry& geometry);
 std::string number_text(double value, int digits);  // significant digits
 std::string context_text(int n_ctx);                // "32k", "1000"

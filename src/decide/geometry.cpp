@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/sha256.h"
 #include "formats/format.h"
@@ -31,8 +32,10 @@ void add_layer(ModelGeometry& g, int index, const Layer& l) {
   auto found = std::ranges::find_if(g.classes, same);
   if (found == g.classes.end())
     found = g.classes.insert(
-        found, {l.sliding ? "sliding" : "global", 0, 0, l.n_head, l.n_kv, l.head_dim, l.window});
+        found, {l.sliding ? "sliding" : "global", 0, 0, l.n_head, l.n_kv, l.head_dim, l.window, 0});
   ++found->layers;
+  found->prompt_layers += index + 1 < g.prompt_layers;
+  g.head_dims.push_back(l.head_dim);
   if (!l.owns) return;
   ++found->owned;
   g.caches.push_back({.layer = index,
@@ -41,6 +44,23 @@ void add_layer(ModelGeometry& g, int index, const Layer& l) {
                       .window = l.window,
                       .k_type = {},
                       .v_type = {}});
+}
+
+int layer_of(std::string_view tensor) {
+  int layer = -1;
+  if (tensor.starts_with("blk."))
+    std::from_chars(tensor.data() + 4, tensor.data() + tensor.size(), layer);
+  return layer;
+}
+
+// The share of a matrix that every row of a prompt passes through.
+double prompt_share(const ModelGeometry& g, std::string_view name) {
+  if (name.starts_with("per_layer_model_proj")) return double(g.prompt_layers) / double(g.n_layer);
+  const int layer = layer_of(name), last = g.prompt_layers - 1;
+  if (layer < 0 || layer > last) return 0;  // the head, and layers without a cache of their own behind the last
+  if (layer < last) return 1;
+  const std::string_view part = name.substr(name.find('.', 4) + 1);
+  return part == "attn_q.weight" || part == "attn_k.weight" || part == "attn_v.weight";
 }
 
 // `untied`: the head has a matrix of its own, so the token table is only looked up.
@@ -52,8 +72,12 @@ void add_tensor(ModelGeometry& g, std::string_view name, DType type, const Shape
   const bool experts = name.find("_exps.") != name.npos && g.n_expert > 0;
   const uint64_t read = experts ? bytes / uint64_t(g.n_expert) * uint64_t(g.n_expert_used) : bytes;
   auto found = std::ranges::find(g.step, type, &StepWeights::type);
-  if (found == g.step.end()) found = g.step.insert(found, {type, 0});
+  if (found == g.step.end()) found = g.step.insert(found, {type, 0, 0, 0});
   found->bytes += read;
+  const double share = prompt_share(g, name);
+  // Rows of a prompt reach every expert, each row its own few.
+  found->prompt_bytes += uint64_t(share * double(bytes));
+  found->prompt_values += uint64_t(share * double(shape.count()) * double(read) / double(bytes));
 }
 
 }  // namespace
@@ -69,6 +93,17 @@ int ModelGeometry::n_ops() const {
   return n_layer * (ple_dim > 0 ? 13 : 10) + int(caches.size()) * 5 + 6;
 }
 
+int ModelGeometry::n_prompt_ops() const {
+  return prompt_layers * (ple_dim > 0 ? 13 : 10) + int(caches.size()) * 5;
+}
+
+uint64_t ModelGeometry::prompt_elementwise() const {
+  uint64_t heads = 0;
+  for (const LayerClass& c : classes)
+    heads += uint64_t(c.prompt_layers) * uint64_t((2 * c.n_head + 4 * c.n_kv) * c.head_dim);
+  return heads + uint64_t(prompt_layers) * uint64_t(4 * n_embd + 2 * n_ff + 3 * ple_dim);
+}
+
 ModelGeometry read_geometry(const gguf::File& file) {
   const gguf::ModelConfig config = gguf::read_model_config(file);
   ModelGeometry g;
@@ -82,6 +117,8 @@ ModelGeometry read_geometry(const gguf::File& file) {
   g.ple_dim = config.ple_dim;
   g.n_expert = config.n_expert;
   g.n_expert_used = config.n_expert_used;
+  for (int il = 0; il < config.n_layer; ++il)
+    if (config.layers[size_t(il)].kv_donor < 0) g.prompt_layers = il + 1;
   for (int il = 0; il < config.n_layer; ++il) {
     const gguf::LayerConfig& l = config.layers[size_t(il)];
     g.n_ff = std::max(g.n_ff, l.n_ff);
@@ -103,6 +140,8 @@ ModelGeometry published_geometry(const gguf::Geometry& source, std::string_view 
   g.ple_dim = source.ple_dim;
   g.n_expert = source.n_expert;
   g.n_expert_used = source.n_expert_used;
+  for (int il = 0; il < source.n_layer; ++il)
+    if (!source.shared(il)) g.prompt_layers = il + 1;
   for (int il = 0; il < source.n_layer; ++il) {
     g.n_ff = std::max(g.n_ff, source.ff(il));
     const bool sliding = !source.global(il);
@@ -162,6 +201,26 @@ uint64_t kv_bytes(const ModelGeometry& geometry, const KvTypes& types, int n_ctx
 
 uint64_t kv_bytes_per_token(const ModelGeometry& geometry, const KvTypes& types) {
   return graph::kv_bytes_per_token(typed_caches(geometry, types));
+}
+
+uint64_t padded_v_bytes(std::span<const int> head_dims, std::span<const graph::KvSpec> specs, int n_ctx,
+                        int n_ubatch) {
+  uint64_t padding = 0;
+  for (const graph::KvSpec& spec : specs) {
+    const int rows = std::min(n_ubatch, n_ctx), own = head_dims[size_t(spec.layer)];
+    const uint64_t heads = uint64_t(spec.n_kv) * graph::kPageTokens,
+                   pages = uint64_t(graph::kv_pages(spec, n_ctx, rows)),
+                   exact = uint64_t(graph::kv_exact_pages(spec, n_ctx));
+    // Keys and values by their wire rows, and as f16 in exact pages; what the allocator takes beyond is padding.
+    const auto side = [&](DType type, int head_dim) {
+      const formats::Format& format = formats::require(type);
+      return heads * (pages * format.row_bytes(head_dim) +
+                      (format.open_page() ? exact * uint64_t(head_dim) * sizeof(uint16_t) : 0));
+    };
+    padding += graph::kv_total_bytes({&spec, 1}, n_ctx, rows, 1) - side(spec.k_type, spec.head_dim) -
+               side(spec.v_type, own);
+  }
+  return padding;
 }
 
 std::string shape_problem(const ModelGeometry& geometry, const KvTypes& types) {

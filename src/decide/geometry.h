@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,12 +20,17 @@ struct LayerClass {
   int layers = 0, owned = 0;
   int n_head = 0, n_kv = 0, head_dim = 0;
   int window = 0;  // 0: all
+  // Layers whose attention every row of a prompt needs: those before the last one that stores keys. The others
+  // run for the rows whose logits are wanted.
+  int prompt_layers = 0;
 };
 
 // Weights of one type that a decode step reads.
 struct StepWeights {
   DType type{};
   uint64_t bytes = 0;
+  uint64_t prompt_bytes = 0;   // of those, what every row of a prompt passes through
+  uint64_t prompt_values = 0;  // their weights: two operations each and row
 };
 
 struct ModelGeometry {
@@ -36,13 +42,18 @@ struct ModelGeometry {
   int n_ff = 0;  // widest
   std::vector<LayerClass> classes;
   std::vector<graph::KvSpec> caches;  // of the layers that own keys and values; types not set
+  std::vector<int> head_dims;         // of the layers, by index
+  int prompt_layers = 0;              // every row of a prompt passes through these
   uint64_t file_bytes = 0;            // of all tensors
   uint64_t table_bytes = 0;  // the per-layer embedding: looked up row by row, stays in the file's mapping
   std::vector<StepWeights> step;  // by type
 
   uint64_t step_bytes() const;
-  // Ops of one step, for the cost of starting each.
+  // Ops of one step, for the cost of starting each; and of the part that every row of a prompt passes through.
   int n_ops() const;
+  int n_prompt_ops() const;
+  // Values that norms, rotary embedding, activations and per-layer inputs of those layers pass a row.
+  uint64_t prompt_elementwise() const;
 };
 
 // Throws what gguf::read_model_config throws.
@@ -75,6 +86,10 @@ std::vector<graph::KvSpec> typed_caches(const ModelGeometry& geometry, const KvT
 // Exactly what the allocator takes for one sequence; `n_ubatch` as the session clamps it (at most n_ctx).
 uint64_t kv_bytes(const ModelGeometry& geometry, const KvTypes& types, int n_ctx, int n_ubatch);
 uint64_t kv_bytes_per_token(const ModelGeometry& geometry, const KvTypes& types);
+// What the allocator takes for `specs` beyond the rows of keys and of values as wide as the heads of the layer
+// (`head_dims` by layer); 0 unless values are kept in rows of another layer's head size.
+uint64_t padded_v_bytes(std::span<const int> head_dims, std::span<const graph::KvSpec> specs, int n_ctx,
+                        int n_ubatch);
 // Why these types cannot store this model's heads; empty: they can.
 std::string shape_problem(const ModelGeometry& geometry, const KvTypes& types);
 

@@ -53,7 +53,7 @@ std::string matrix(const Report& report) {
   std::string out =
       "<div class=\"wrap\"><table class=\"cards\"><thead><tr><th>backend</th><th>decision</th><th>status</th>"
       "<th>keys / values</th><th>flash 256</th><th>flash 512</th><th class=\"r\">bytes a token</th>"
-      "<th class=\"r\">context that fits</th><th class=\"r\">tokens/s</th><th "
+      "<th class=\"r\">context that fits</th><th class=\"r\">prompt, tokens/s</th><th class=\"r\">tokens/s</th><th "
       "class=\"r\">KL</th></tr></thead>\n";
   for (const Row& row : report.rows) {
     const bool none = row.choice == Choice::kNotApplicable;
@@ -63,6 +63,8 @@ std::string matrix(const Report& report) {
            cell("flash 512", row.fa_512) +
            cell("bytes a token", row.bytes_per_token ? std::to_string(row.bytes_per_token) : "", "r") +
            cell("context that fits", row.ctx_fits ? std::to_string(*row.ctx_fits) : "", "r") +
+           cell("prompt, tokens/s",
+                row.predicted_prompt_tps ? number_text(*row.predicted_prompt_tps, 3) : "", "r") +
            cell("tokens/s", row.predicted_tps ? number_text(*row.predicted_tps, 3) : "", "r") +
            cell("KL", row.kl ? fmt::format("{:.5f}", *row.kl) : "", "r") + "</tr>\n";
   }
@@ -178,43 +180,43 @@ std::string quality_plot(const Report& report, const QualityTable* quality) {
       plot_svg(p));
 }
 
-std::string speed_plot(const Report& report) {
-  const Row& cpu = report.rows[0];
+// Predictions of the host against the context, for the types people compare.
+std::string speed_plot(const Report& report, bool prompts) {
   const ModelGeometry& g = report.geometry;
-  if (!cpu.cost || cpu.candidates.empty())
-    return figure("Predicted tokens/s against the context",
+  const std::string caption = prompts ? "Predicted speed of reading a prompt against its length"
+                                      : "Predicted generation speed against what is stored";
+  if (!report.machine)
+    return figure(caption,
                   "<p class=\"dim\">No figures of this machine: <code>kvasir devices "
                   "--measure</code> takes them.</p>");
   Plot p;
-  p.x_title = "tokens stored";
-  p.y_title = "predicted tokens/s, cpu";
+  p.x_title = prompts ? "tokens of the prompt" : "tokens stored";
+  p.y_title = fmt::format("predicted tokens/s, {}", report.machine->backend);
   p.log_x = true;
-  p.x_min = 1024;
+  p.x_min = prompts ? 512 : 1024;
   p.x_max = std::max(2048, g.n_ctx_train);
   for (size_t i = 0; i < shown_types().size(); ++i) {
-    const auto found = std::ranges::find(cpu.candidates, both(shown_types()[i]), &Candidate::types);
-    if (found == cpu.candidates.end() || !found->cost) continue;
-    // Weights and starts do not depend on the context; attention is linear beyond the window.
-    Series s{label(shown_types()[i]), {}, int(i), true, {}};
-    double global = 0, all = 0;
-    for (const LayerClass& c : g.classes) {
-      const double keys =
-          double(c.n_kv) * c.layers * c.head_dim * (c.window ? std::min(c.window, cpu.n_ctx) : cpu.n_ctx);
-      all += keys;
-      if (!c.window) global += keys;
-    }
-    const double share = all > 0 ? global / all : 0;
+    const KvTypes types = both(shown_types()[i]);
+    if (!shape_problem(g, types).empty()) continue;
+    Series s{label(types.k), {}, int(i), true, {}};
     for (double n = p.x_min; n <= p.x_max * 1.0001; n *= std::sqrt(2.0)) {
-      const double attention = found->cost->attention * (1 - share + share * n / cpu.n_ctx);
-      s.points.push_back({n, 1 / (found->cost->weights + found->cost->starts + attention)});
+      const Prediction predicted =
+          prompts ? predict_prompt(*report.machine, g, types, int(n), 0, report.request.n_ubatch)
+                  : predict_step(*report.machine, g, types, int(n));
+      if (!predicted.cost) break;
+      s.points.push_back({n, (prompts ? n : 1) / predicted.cost->total()});
       p.y_max = std::max(p.y_max, s.points.back().second * 1.1);
     }
-    p.series.push_back(s);
+    if (!s.points.empty()) p.series.push_back(s);
   }
+  if (p.series.empty())
+    return figure(caption,
+                  "<p class=\"dim\">The figures of this machine are older: <code>kvasir devices --measure</code> "
+                  "takes what is missing.</p>");
   p.x_ticks = power_ticks(p.x_min, p.x_max, p.x_max > 64 * p.x_min ? 4 : 2,
                           [](double v) { return context_text(int(v)); });
   for (int i = 0; i <= 4; ++i) p.y_ticks.push_back({p.y_max * i / 4, number_text(p.y_max * i / 4, 2)});
-  return figure("Predicted generation speed against what is stored", plot_svg(p));
+  return figure(caption, plot_svg(p));
 }
 
 std::string check_plot(const SpeedTable* speed) {
@@ -230,7 +232,7 @@ std::string check_plot(const SpeedTable* speed) {
   bool busy = false;
   for (const SpeedRow& row : speed->rows) {
     if (!(row.predicted > 0) || !(row.measured > 0)) continue;
-    const std::string label = types_text(row.types);
+    const std::string label = (row.n_prompt > 0 ? "prompts, " : "") + types_text(row.types);
     auto s = std::ranges::find(p.series, label, &Series::label);
     if (s == p.series.end()) s = p.series.insert(s, {label, {}, int(p.series.size()) % kColors, false, {}});
     s->points.push_back({row.predicted, row.measured});
@@ -260,11 +262,12 @@ std::string report_html(const Report& report, const QualityTable* quality, const
   const Row& cpu = report.rows[0];
   out += fmt::format(
       "<p>Decided for a context of {} tokens{}. Hardware that is not present is gated, not passed.</p>\n",
-      report.request.n_ctx > 0 ? report.request.n_ctx : cpu.n_ctx,
+      shown_context(report),
       cpu.budget ? fmt::format(" and {} of memory", bytes_text(cpu.budget)) : "");
   out +=
       "<h2>Decision for each backend</h2>\n" + matrix(report) + "<h2>Figures</h2>\n<div class=\"plots\">\n";
-  out += kv_plot(report) + quality_plot(report, quality) + speed_plot(report) + check_plot(speed);
+  out += kv_plot(report) + quality_plot(report, quality) + speed_plot(report, true) + speed_plot(report, false) +
+         check_plot(speed);
   return out + "</div>\n</main></body></html>\n";
 }
 

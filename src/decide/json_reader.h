@@ -48,6 +48,8 @@ class JsonReader {
     if (!at(key).is_number() || !(at(key).get<double>() >= 0)) wrong(key, "a number that is 0 or more");
     return at(key).get<double>();
   }
+  // 0 where an older file has no such field.
+  double positive_or_0(const char* key) const { return has(key) ? positive(key) : 0; }
   bool flag(const char* key) const {
     if (!at(key).is_boolean()) wrong(key, "true or false");
     return at(key).get<bool>();

@@ -34,10 +34,19 @@ const QualityTable* quality_of(const MatrixInputs& inputs, std::string_view geom
   return found == inputs.qualities.end() ? nullptr : &*found;
 }
 
-RowInputs inputs_of(const MatrixInputs& all, const Evidence& record) {
+using Kernels = std::map<std::string, std::string>;
+
+bool stale(const Kernels& kernels, const std::string& backend, const std::string& hash) {
+  const auto found = kernels.find(backend);
+  return found != kernels.end() && !found->second.empty() && found->second != hash;
+}
+
+RowInputs inputs_of(const MatrixInputs& all, const Kernels& kernels, const Evidence& record) {
   RowInputs inputs;
   inputs.device = device_of(record);
-  inputs.proof = summarise(record, std::nullopt);
+  Here here{record.kernel_hash, record.device, record.device_uuid};
+  if (stale(kernels, record.backend, record.kernel_hash)) here.kernel_hash = kernels.at(record.backend);
+  inputs.proof = summarise(record, here);
   if (const MachineTable* table = machine_of(all, inputs.device)) {
     inputs.machine = *table;
     inputs.device.memory_bytes = table->memory_bytes;
@@ -68,12 +77,12 @@ std::string short_reason(const Row& row, const Candidate* best) {
 
 std::string context_rows(const ModelGeometry& g, const QualityTable* quality, const RowInputs& inputs) {
   std::string out =
-      "| context | KV q8_0 | q8_0 tokens/s | f16 tokens/s | tbq4_h tokens/s (over q8_0) | fastest (over "
-      "q8_0) | decision | "
-      "status | why |\n| ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |\n";
+      "| context | KV q8_0 | prompt tokens/s q8_0, f16, tbq4_h | q8_0 tokens/s | f16 tokens/s | tbq4_h tokens/s "
+      "(over q8_0) | fastest (over q8_0) | decision | status | why |\n"
+      "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |\n";
   for (const int n_ctx : kContexts) {
     if (n_ctx > g.n_ctx_train) {
-      out += fmt::format("| {} | | | | | | | | beyond the {} tokens of training |\n", context_text(n_ctx),
+      out += fmt::format("| {} | | | | | | | | | beyond the {} tokens of training |\n", context_text(n_ctx),
                          context_text(g.n_ctx_train));
       continue;
     }
@@ -83,13 +92,17 @@ std::string context_rows(const ModelGeometry& g, const QualityTable* quality, co
     const auto with = [&](const Candidate* c) {
       return c ? fmt::format("{} ({:+.1f} %)", speed(*c), 100 * c->gain) : std::string("-");
     };
+    const auto prompt = [&](const Candidate* c) {
+      return c && c->prompt ? number_text(n_ctx / c->prompt->total(), 3) : std::string("-");
+    };
     const Candidate* stock = of_types(row, {DType::q8_0, DType::q8_0, {}, {}});
     const Candidate* f16 = of_types(row, {DType::f16, DType::f16, {}, {}});
     const Candidate* four = of_types(row, {DType::tbq4_h, DType::tbq4_h, {}, {}});
     const Candidate* best = fastest(row);
     out += fmt::format(
-        "| {} | {} | {} | {} | {} | {} | {} | {} | {} |\n", context_text(n_ctx),
-        bytes_text(kv_bytes(g, {}, n_ctx, kDefaultMicroBatch)), stock ? speed(*stock) : "-",
+        "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n", context_text(n_ctx),
+        bytes_text(kv_bytes(g, {}, n_ctx, kDefaultMicroBatch)),
+        fmt::format("{}, {}, {}", prompt(stock), prompt(f16), prompt(four)), stock ? speed(*stock) : "-",
         f16 ? speed(*f16) : "-", with(four), best ? types_text(best->types) + " " + with(best) : "-",
         row.choice == Choice::kCompressed ? types_text(row.types) : std::string(choice_name(row.choice)),
         status_name(row.status), short_reason(row, best));
@@ -151,22 +164,34 @@ std::string model_part(const MatrixInputs& all, const Shown& shown, const std::v
   return out + '\n';
 }
 
-std::string device_part(const std::vector<RowInputs>& devices) {
+// When and how the costs of a device were taken.
+std::string costs_text(const RowInputs& inputs, const Kernels& kernels) {
+  if (!inputs.machine) return "not measured";
+  const MachineTable& t = *inputs.machine;
+  std::string text = t.foreign > kContended
+                         ? fmt::format("others using {:.0f} % of the machine", 100 * t.foreign)
+                         : fmt::format("an idle machine (others: {:.0f} %)", 100 * t.foreign);
+  if (stale(kernels, t.backend, t.kernel_hash) || t.kernel_hash != inputs.proof->kernel_hash)
+    text += fmt::format("; stale: of other kernels ({})", t.kernel_hash.substr(0, 12));
+  return text;
+}
+
+std::string device_part(const std::vector<RowInputs>& devices, const Kernels& kernels) {
   std::string out =
       "### Records\n\n| row | device | kernels | date | checks | worst share of a bound | counts | read | "
-      "attention "
-      "figures taken with |\n| --- | --- | --- | --- | ---: | --- | --- | ---: | --- |\n";
+      "costs measured on |\n| --- | --- | --- | --- | ---: | --- | --- | ---: | --- |\n";
   for (const RowInputs& inputs : devices) {
     const Proof& p = *inputs.proof;
+    const bool old = stale(kernels, inputs.device.backend, p.kernel_hash);
     out +=
         fmt::format("| {} | {} | `{}` {} | {} | {}/{} | {:.2f} ({}) | {} | {} | {} |\n", inputs.device.row,
                     p.device, p.kernel_hash.substr(0, 12), inputs.device.isa, p.date.substr(0, 10), p.passed,
-                    p.total, p.worst, p.worst_check, p.valid ? "yes" : "no: " + p.against,
+                    p.total, p.worst, p.worst_check,
+                    p.valid ? "yes"
+                    : old   ? "stale: " + p.against
+                            : "no: " + p.against,
                     inputs.machine ? fmt::format("{:.1f} GB/s", inputs.machine->read_gb_per_s) : "-",
-                    !inputs.machine ? "not measured"
-                    : inputs.machine->foreign > kContended
-                        ? fmt::format("others using {:.0f} % of the machine", 100 * inputs.machine->foreign)
-                        : fmt::format("an idle machine (others: {:.0f} %)", 100 * inputs.machine->foreign));
+                    costs_text(inputs, kernels));
   }
   return out + '\n';
 }
@@ -191,6 +216,26 @@ std::string gated_part(const std::vector<RowInputs>& devices) {
   return out;
 }
 
+// What `kvasir bench` measured beside what the costs of the same device and kernels predict.
+std::string speed_part(const MatrixInputs& inputs) {
+  std::string rows;
+  for (const SpeedTable& table : inputs.speeds)
+    for (const SpeedRow& row : table.rows) {
+      const std::optional<double> predicted = predict_again(inputs.machines, table, row);
+      if (!predicted) continue;
+      rows += fmt::format("| {} | {} | {} | {} | {} | {} | {:+.0f} %{} |\n", row.device, table.geometry,
+                          types_text(row.types),
+                          row.n_prompt > 0 ? fmt::format("prompt of {} at {}", row.n_prompt, row.depth)
+                                           : fmt::format("generation at {}", row.depth),
+                          number_text(*predicted, 3), number_text(row.measured, 3),
+                          100 * (row.measured / *predicted - 1), row.contended ? ", contended" : "");
+    }
+  if (rows.empty()) return "";
+  return "### Predicted and measured\n\n| device | model | cache | test | predicted tokens/s | measured | "
+         "off by |\n| --- | --- | --- | --- | ---: | ---: | ---: |\n" +
+         rows + "\n";
+}
+
 }  // namespace
 
 void add_evidence(MatrixInputs& inputs, std::string_view text, std::string_view name) {
@@ -200,20 +245,22 @@ void add_evidence(MatrixInputs& inputs, std::string_view text, std::string_view 
     inputs.machines.push_back(machine_from_json(text, name));
   else if (kind == "quality")
     inputs.qualities.push_back(quality_from_json(text, name));
+  else if (kind == "speed")
+    inputs.speeds.push_back(speed_from_json(text, name));
   else
     inputs.records.push_back(from_json(text, name));
 }
 
-std::string matrix_markdown(const MatrixInputs& inputs) {
+std::string matrix_markdown(const MatrixInputs& inputs, const std::map<std::string, std::string>& kernels) {
   std::vector<RowInputs> devices;
-  for (const Evidence& record : inputs.records) devices.push_back(inputs_of(inputs, record));
+  for (const Evidence& record : inputs.records) devices.push_back(inputs_of(inputs, kernels, record));
   const auto order = [](const RowInputs& d) {
     const auto names = row_names();
     return std::tuple(std::ranges::find(names, std::string_view(d.device.row)) - names.begin(),
                       d.device.device, d.proof->date);
   };
   std::ranges::sort(devices, {}, order);
-  std::string out = device_part(devices) + gated_part(devices) + "\n";
+  std::string out = device_part(devices, kernels) + gated_part(devices) + "\n" + speed_part(inputs);
   for (const Shown& shown : kShown) out += model_part(inputs, shown, devices);
   out += "### Rules\n\n| id | kind | what it says |\n| --- | --- | --- |\n";
   for (const Rule& rule : rules()) out += fmt::format("| {} | {} | {} |\n", rule.id, rule.kind, rule.what);

@@ -97,6 +97,8 @@ void RowState::add_candidate(const KvTypes& types) {
     const Prediction prediction = predict_step(*inputs_.machine, geometry_, types, n_ctx_);
     c.cost = prediction.cost;
     c.cost_missing = prediction.missing;
+    c.prompt =
+        predict_prompt(*inputs_.machine, geometry_, types, n_ctx_, 0, std::min(request_.n_ubatch, n_ctx_)).cost;
   } else {
     c.cost_missing = "no table of this machine: kvasir devices --measure";
   }
@@ -230,6 +232,8 @@ std::string RowState::explanation() const {
                         100 * inputs_.machine->foreign);
   if (!c.exact && stock_fits() && stock().cost)
     text += fmt::format(", {:+.1f} % over {}", 100 * c.gain, stock_text());
+  if (!c.exact && c.prompt && stock_fits() && stock().prompt)
+    text += fmt::format(", prompts {:+.1f} %", 100 * (stock().prompt->total() / c.prompt->total() - 1));
   if (!c.exact && !stock_fits())
     text += fmt::format("; {} holds {} tokens, this {}", stock_text(), stock().ctx_fits, c.ctx_fits);
   if (!c.exact && c.quality)

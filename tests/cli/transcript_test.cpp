@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/fixtures.h"
+#include "cli/records.h"
 
 namespace kvasir::cli_test {
 namespace {
@@ -25,6 +26,7 @@ class Workshop : public testing::Environment {
     for (const std::string& name : inherited_) unsetenv(name.c_str());
     fs::create_directories(folder());
     write_fixtures(kModels, folder());
+    write_wrong_record(folder() / "wrong");
   }
   void TearDown() override { fs::remove_all(folder()); }
 

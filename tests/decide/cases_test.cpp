@@ -18,8 +18,11 @@ ModelGeometry model(uint64_t weights, int n_ctx, int n_caches = 6) {
   g.n_vocab = 32000;
   g.n_ctx_train = n_ctx;
   g.file_bytes = weights;
-  g.step = {{DType::q8_0, weights}};
-  g.classes = {{"global", n_caches, n_caches, 16, 2, 512, 0}};
+  g.step = {{DType::q8_0, weights, 0, 0}};
+  g.step[0].prompt_bytes = g.step[0].prompt_values = weights;
+  g.classes = {{"global", n_caches, n_caches, 16, 2, 512, 0, n_caches}};
+  g.head_dims.assign(size_t(n_caches), 512);
+  g.prompt_layers = n_caches;
   for (int i = 0; i < n_caches; ++i)
     g.caches.push_back({.layer = i, .head_dim = 512, .n_kv = 2, .window = 0, .k_type = {}, .v_type = {}});
   return g;

@@ -23,16 +23,20 @@ MachineTable invented() {
   t.int8_gops = 1250;
   t.f32_gflops = 330;
   t.op_us = 2.3;
-  t.weights = {
-      {DType::q8_0, 23.5}, {DType::q4_k, 19.5}, {DType::q6_k, 20}, {DType::bf16, 21}, {DType::f16, 21}};
+  t.value_ns = 0.25;
+  t.weights = {{DType::q8_0, 23.5, 640},
+               {DType::q4_k, 19.5, 550},
+               {DType::q6_k, 20, 500},
+               {DType::bf16, 21, 210},
+               {DType::f16, 21, 210}};
   for (const int head_dim : {256, 512}) {
-    const double scale = head_dim / 512.0;
-    t.attention.push_back({DType::f16, DType::f16, head_dim, 2, 105 * scale});
-    t.attention.push_back({DType::f16, DType::f16, head_dim, 8, 121 * scale});
-    t.attention.push_back({DType::q8_0, DType::q8_0, head_dim, 2, 62 * scale});
-    t.attention.push_back({DType::q8_0, DType::q8_0, head_dim, 8, 96 * scale});
-    t.attention.push_back({DType::tbq4_h, DType::tbq4_h, head_dim, 8, 63 * scale});
-    t.attention.push_back({DType::qjl1_256, DType::q8_0, head_dim, 8, 148 * scale});
+    const double s = head_dim / 512.0;
+    t.attention.push_back({DType::f16, DType::f16, head_dim, 2, 105 * s, 24 * s, 7000 * s});
+    t.attention.push_back({DType::f16, DType::f16, head_dim, 8, 121 * s, 92 * s, 7000 * s});
+    t.attention.push_back({DType::q8_0, DType::q8_0, head_dim, 2, 62 * s, 23 * s, 10000 * s});
+    t.attention.push_back({DType::q8_0, DType::q8_0, head_dim, 8, 96 * s, 88 * s, 10000 * s});
+    t.attention.push_back({DType::tbq4_h, DType::tbq4_h, head_dim, 8, 63 * s, 28 * s, 9000 * s});
+    t.attention.push_back({DType::qjl1_256, DType::q8_0, head_dim, 8, 148 * s, 66 * s, 80000 * s});
   }
   return t;
 }
@@ -80,6 +84,67 @@ TEST(Cost, WhatIsMissingIsNamed) {
       predict_step(invented(), test::geometry("gemma4-e2b", "q5_0"), both(DType::q8_0), 100);
   EXPECT_FALSE(weights.cost);
   EXPECT_EQ(weights.missing, "products with q5_0 weights");
+}
+
+TEST(Cost, PromptIsOperationsOverTheRateAndKeysSeen) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");
+  const Prediction p = predict_prompt(invented(), g, both(DType::q8_0), 512, 0, 512);
+  ASSERT_TRUE(p.cost) << p.missing;
+  double weights = 0;
+  for (const StepWeights& part : g.step) {
+    const bool q8 = part.type == DType::q8_0;  // the rest is bf16 and a little f32
+    weights += 512 * 2.0 * double(part.prompt_values) / (q8 ? 640e9 : 210e9) +
+               double(part.bytes - part.prompt_bytes) / (q8 ? 23.5e9 : 21e9);
+  }
+  EXPECT_NEAR(p.cost->weights, weights, 0.02 * weights);
+  // 14 layers for every row (2 global at 88 ns, 12 sliding at 44), the other 21 for the last one alone.
+  const double seen = 512 * 513 / 2;
+  EXPECT_NEAR(p.cost->attention, seen * (2 * 88e-9 + 12 * 44e-9) + 512 * (5 * 96e-9 + 16 * 48e-9), 1e-9);
+  EXPECT_GT(512 / p.cost->total(), 300);
+  EXPECT_LT(512 / p.cost->total(), 600);
+}
+
+TEST(Cost, PromptsGrowWithDepthByGlobalLayersOnly) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");
+  const auto attention = [&](int depth) {
+    return predict_prompt(invented(), g, both(DType::q8_0), 512, depth, 512).cost->attention;
+  };
+  EXPECT_NEAR(attention(32768) - attention(16384), 16384 * (512 * 2 * 88e-9 + 5 * 96e-9), 1e-7);
+  // Rows within the window see all, later ones its width.
+  const double within = 512 * 513 / 2, beyond = 512 * 512;
+  const double global = 512 * 512 * 2 * 88e-9 + 512 * 5 * 96e-9;
+  EXPECT_NEAR(attention(512) - attention(0), (beyond - within) * 12 * 44e-9 + global, 1e-7);
+}
+
+TEST(Cost, FewRowsAreBoundByReadingTheWeights) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");
+  const double one = predict_step(invented(), g, both(DType::q8_0), 1).cost->total();
+  const auto prompt = [&](int n, int n_ubatch) {
+    return predict_prompt(invented(), g, both(DType::q8_0), n, 0, n_ubatch).cost->total();
+  };
+  EXPECT_NEAR(prompt(1, 512), one, 0.02 * one);
+  EXPECT_GT(prompt(512, 1), 512 * 0.2 * one);
+  EXPECT_LT(prompt(512, 512), prompt(512, 16));
+}
+
+TEST(Cost, AnOlderTablePredictsNoPromptsAndSaysWhatItLacks) {
+  MachineTable t = invented();
+  t.value_ns = 0;
+  EXPECT_EQ(predict_prompt(t, test::geometry("gemma4-e2b"), both(DType::q8_0), 8, 0, 8).missing,
+            "norms of many rows");
+  t = invented();
+  t.weights[0].prompt_gops = 0;
+  EXPECT_EQ(predict_prompt(t, test::geometry("gemma4-e2b"), both(DType::q8_0), 8, 0, 8).missing,
+            "products of many rows with q8_0 weights");
+  t = invented();
+  for (AttentionCost& row : t.attention) row.prompt_ns = 0;
+  EXPECT_EQ(predict_prompt(t, test::geometry("gemma4-e2b"), both(DType::q8_0), 8, 0, 8).missing,
+            "prompts: attention over q8_0/q8_0 at head size 256");
+  std::string text = to_json(invented());
+  for (const char* field : {"value_ns", "prompt_gops", "prompt_ns", "append_ns"})
+    for (size_t at; (at = text.find(std::string("\"") + field + "\"")) != text.npos;)
+      text.replace(at + 1, std::string(field).size(), "old");
+  EXPECT_EQ(machine_from_json(text, "t.json").attention[0].prompt_ns, 0);
 }
 
 TEST(Cost, ExpertsAreReadAsOftenAsTheyAreUsed) {

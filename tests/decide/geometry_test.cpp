@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "decide/quality.h"
@@ -11,6 +12,7 @@
 #include "engine/session.h"
 #include "formats/format.h"
 #include "gguf/synth.h"
+#include "graph/kv_layout.h"
 
 namespace kvasir::decide {
 namespace {
@@ -118,6 +120,42 @@ TEST(Geometry, StepBytesAreTheEngines) {
   EXPECT_EQ(g.step_bytes(), model->step_weight_bytes());
   EXPECT_EQ(g.file_bytes, model->weight_bytes());
   EXPECT_NEAR(double(g.n_ops()), double(model->graph().ops.size()), 0.1 * double(g.n_ops()));
+}
+
+TEST(Geometry, PromptRowsPassTheLayersBeforeTheLastOwner) {
+  engine::LoadOptions options;
+  options.path = KVASIR_SOURCE_DIR "/models/tiny-gemma4-q8_0.gguf";
+  options.load_weights = false;
+  const auto model = engine::Model::load(options);
+  const auto operations = [](const ModelGeometry& g) {
+    double values = 0;
+    for (const StepWeights& part : g.step) values += 2 * double(part.prompt_values);
+    return values;
+  };
+  EXPECT_NEAR(operations(read_geometry(model->file())), model->prompt_row_flops(),
+              0.02 * model->prompt_row_flops());
+  const ModelGeometry e2b = published_geometry(*gguf::find_geometry("gemma4-e2b"));
+  EXPECT_EQ(e2b.prompt_layers, 15);
+  EXPECT_EQ(e2b.classes[0].prompt_layers + e2b.classes[1].prompt_layers, 14);  // the 15th selects its rows
+  const ModelGeometry dense = published_geometry(*gguf::find_geometry("gemma4-31b"));
+  EXPECT_EQ(dense.prompt_layers, 60);
+}
+
+// A cache whose values are as wide as another layer's heads is what padding is; nothing else is called that.
+TEST(Geometry, PaddedValuesAreCountedFromTheLayout) {
+  const ModelGeometry g = published_geometry(*gguf::find_geometry("gemma4-e2b"));
+  for (const DType type : {DType::f16, DType::q8_0, DType::tbq4_h, DType::tbq3_0}) {
+    std::vector<graph::KvSpec> specs = typed_caches(g, {type, type, {}, {}});
+    EXPECT_EQ(padded_v_bytes(g.head_dims, specs, 8192, 512), 0u);
+    const auto sliding = std::ranges::find_if(specs, [](const graph::KvSpec& s) { return s.window > 0; });
+    ASSERT_EQ(sliding->head_dim, 256);
+    const uint64_t own = graph::kv_total_bytes({&*sliding, 1}, 8192, 512, 1);
+    sliding->head_dim = 512;  // planted
+    const uint64_t wide = graph::kv_total_bytes({&*sliding, 1}, 8192, 512, 1);
+    // Keys and values are of one type here: values are half of what was added.
+    EXPECT_EQ(padded_v_bytes(g.head_dims, specs, 8192, 512), (wide - own) / 2);
+    EXPECT_GT(wide, own);
+  }
 }
 
 TEST(Geometry, FingerprintFollowsTheWeights) {

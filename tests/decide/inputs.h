@@ -55,14 +55,16 @@ inline MachineTable machine(const Device& device) {
   t.read_gb_per_s = 24;
   t.int8_gops = 1200;
   t.op_us = 3;
-  for (const DType type : device.weight_types) t.weights.push_back({type, 20});
+  t.value_ns = 0.3;
+  for (const DType type : device.weight_types) t.weights.push_back({type, 20, 600});
   for (const DType type : device.kv_types) {
     const formats::Format& format = formats::require(type);
     if (!format.has_role(formats::kValues)) continue;
     for (const int head_dim : device.head_dims)
       if (format.takes(head_dim))
         for (const int heads : {2, 8})
-          t.attention.push_back({type, type, head_dim, heads, 2.0 * double(format.row_bytes(head_dim)) / 20});
+          t.attention.push_back({type, type, head_dim, heads, 2.0 * double(format.row_bytes(head_dim)) / 20,
+                                 0.01 * heads * head_dim, 10.0 * head_dim});
   }
   return t;
 }

@@ -82,6 +82,35 @@ TEST(Matrix, ADiagnosticRecordIsNeverAPass) {
   EXPECT_NE(text.find("| npu | not-applicable | not-applicable"), std::string::npos);
 }
 
+TEST(Matrix, OtherKernelsAreStaleByName) {
+  Evidence record;
+  record.backend = "cpu";
+  record.device = "A CPU";
+  record.kernel_hash = std::string(64, 'a');
+  record.date = "2026-01-01T00:00:00Z";
+  for (const std::string_view group : required_groups())
+    record.checks.push_back({std::string(group), "one", 256, "q8_0", "q8_0", 0.5, 1, 0.5,
+                             "q8_0/q8_0.flash.avx512", Verdict::kPassed, ""});
+  for (const int head_dim : {128, 512})
+    record.checks.push_back({"fused", "one", head_dim, "q8_0", "q8_0", 0.5, 1, 0.5, "q8_0/q8_0.flash.avx512",
+                             Verdict::kPassed, ""});
+  record.checks.push_back({"weights", "q8_0 times 1 row", 0, "", "", 0.5, 1, 0.5, "x", Verdict::kPassed, ""});
+  judge(record, {});
+  MatrixInputs inputs;
+  inputs.records = {record};
+  const auto has = [&](const std::map<std::string, std::string>& kernels, const char* part) {
+    return matrix_markdown(inputs, kernels).find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has({}, "| yes |"));
+  EXPECT_TRUE(has({{"cpu", std::string(64, 'a')}}, "| yes |"));
+  EXPECT_TRUE(has({{"cuda", std::string(64, 'b')}}, "| yes |"));
+  EXPECT_TRUE(has({{"cpu", std::string(64, 'a')}}, "| keep-stock | proved |"));
+  const std::map<std::string, std::string> other = {{"cpu", std::string(64, 'b')}};
+  EXPECT_TRUE(has(other, "stale: other kernels: the record is of aaaaaaaaaaaa, this program has bbbbbbbbbbbb"));
+  EXPECT_FALSE(has(other, "| keep-stock | proved |"));
+  EXPECT_FALSE(has(other, "| yes |"));
+}
+
 TEST(Matrix, AFileOfAnotherKindIsRefusedByName) {
   MatrixInputs inputs;
   try {
@@ -101,6 +130,7 @@ Report report() {
   Device gpu;
   gpu.row = gpu.backend = "cuda";
   gpu.absent = "none here";
+  r.machine = test::machine(test::cpu());
   r.rows = {decide_row(r.geometry, nullptr, {}, test::whole(test::cpu())),
             decide_row(r.geometry, nullptr, {}, {gpu, {}, {}, {}})};
   return r;
@@ -110,8 +140,9 @@ TEST(Html, OnePageThatNeedsNothingElse) {
   const QualityTable quality =
       test::quality({{test::both(DType::tbq4_h), 0.002}, {test::both(DType::tbq3_h), 0.02}});
   SpeedTable speed;
-  speed.rows = {{"cpu", "A CPU", test::both(DType::q8_0), 64, 9, 9.5, false, ""},
-                {"cpu", "A CPU", test::both(DType::q8_0), 4096, 8, 5, true, ""}};
+  speed.rows = {{"cpu", "A CPU", test::both(DType::q8_0), 0, 0, 64, 9, 9.5, false, "", ""},
+                {"cpu", "A CPU", test::both(DType::q8_0), 512, 512, 0, 90, 80, false, "", ""},
+                {"cpu", "A CPU", test::both(DType::q8_0), 0, 0, 4096, 8, 5, true, "", ""}};
   for (const bool measured : {false, true}) {
     const std::string page =
         measured ? report_html(report(), &quality, &speed) : report_html(report(), nullptr, nullptr);
@@ -127,7 +158,7 @@ TEST(Html, OnePageThatNeedsNothingElse) {
       EXPECT_EQ(count(page, std::string("<") + tag + ">") + count(page, std::string("<") + tag + " "),
                 count(page, std::string("</") + tag + ">"))
           << tag;
-    EXPECT_EQ(count(page, "<svg"), measured ? 4u : 3u);
+    EXPECT_EQ(count(page, "<svg"), measured ? 5u : 4u);
     EXPECT_NE(page.find("hardware-gated"), std::string::npos);
     EXPECT_NE(page.find("budget less weights"), std::string::npos);
   }
@@ -136,18 +167,20 @@ TEST(Html, OnePageThatNeedsNothingElse) {
 TEST(Speed, RowsSurviveJson) {
   SpeedTable table;
   table.fingerprint = "ab";
-  add_row(
-      table,
-      {"cpu", "A CPU", {DType::tbq4_ht, DType::tbq3_ht, DType::tbq4_h, DType::tbq3_h}, 64, 9, 8, true, "d"});
-  add_row(table, {"cpu",
-                  "A CPU",
-                  {DType::tbq4_ht, DType::tbq3_ht, DType::tbq4_h, DType::tbq3_h},
-                  64,
-                  9,
-                  10,
-                  false,
-                  "d"});
+  table.geometry = "gemma4-e2b";
+  SpeedRow row{"cpu", "A CPU", {DType::tbq4_ht, DType::tbq3_ht, DType::tbq4_h, DType::tbq3_h},
+               0,     0,       64,
+               9,     8,       true,
+               "d",   "h"};
+  add_row(table, row);
+  row.measured = 10;
+  add_row(table, row);  // the same test again
   ASSERT_EQ(table.rows.size(), 1u);
+  EXPECT_EQ(table.rows[0].measured, 10);
+  row.n_prompt = 512;
+  row.n_ubatch = 64;
+  add_row(table, row);
+  ASSERT_EQ(table.rows.size(), 2u);
   EXPECT_EQ(to_json(speed_from_json(to_json(table), "s.json")), to_json(table));
 }
 

@@ -227,6 +227,29 @@ TEST(Choice, LeavesStockOnEvidenceQualityAndGainOnly) {
   EXPECT_EQ(e2b(request, &table).choice, Choice::kKeepStock);
 }
 
+// What `-fa auto` of a session gets, whatever chose its types.
+TEST(Choice, FlashAttentionOfARowIsItsPolicy) {
+  EXPECT_TRUE(decide_flash(test::whole(test::cpu()), FlashWish::kAuto).on);
+  EXPECT_FALSE(decide_flash(test::whole(test::cpu()), FlashWish::kOff).on);
+  const FlashState off = decide_flash(mali(false), FlashWish::kAuto);
+  EXPECT_FALSE(off.on);
+  EXPECT_TRUE(contains(off.reason, "Mali")) << off.reason;
+  EXPECT_TRUE(decide_flash(mali(true), FlashWish::kAuto).on);
+  EXPECT_TRUE(decide_flash(mali(false), FlashWish::kOn).on);  // asked for
+  RowInputs blind = mali(true);
+  blind.proof.reset();
+  EXPECT_FALSE(decide_flash(blind, FlashWish::kAuto).on);
+}
+
+TEST(Choice, PromptsArePredictedBesideGeneration) {
+  Request request;
+  request.n_ctx = 4096;
+  const Row row = e2b(request);
+  ASSERT_TRUE(row.predicted_prompt_tps);
+  EXPECT_GT(*row.predicted_prompt_tps, *row.predicted_tps);
+  EXPECT_EQ(row.padded_v_bytes, 0u);
+}
+
 TEST(Choice, FastestOfThoseAllowed) {
   const QualityTable table =
       test::quality({{kH4, 0.002}, {both(DType::tbq3_h), 0.008}, {both(DType::tbq2_h), 0.03}});

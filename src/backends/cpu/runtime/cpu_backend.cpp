@@ -48,6 +48,7 @@ class CpuBackend final : public backends::Backend {
     caps.name = "cpu";
     caps.device = cpu_name();
     caps.isa = isa_name(isa_);
+    caps.uuid = cpu_identity();
     caps.memory_bytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
     const auto variants = attention_variants();
     for (const formats::Format& format : formats::all()) {

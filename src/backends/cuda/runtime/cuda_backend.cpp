@@ -13,6 +13,23 @@
 namespace kvasir::cuda {
 namespace {
 
+// "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi -L has it.
+std::string uuid_text(const cudaUUID_t& uuid) {
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i)
+    text += fmt::format("{}{:02x}", i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                        static_cast<unsigned char>(uuid.bytes[i]));
+  return text;
+}
+
+std::string driver_text() {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  return fmt::format("CUDA {}.{}, runtime {}.{}", driver / 1000, driver % 1000 / 10, runtime / 1000,
+                     runtime % 1000 / 10);
+}
+
 class CudaBackend final : public backends::Backend {
  public:
   CudaBackend() {
@@ -30,6 +47,8 @@ class CudaBackend final : public backends::Backend {
     caps.name = "cuda";
     caps.device = device_.name;
     caps.isa = fmt::format("sm_{}{}", device_.major, device_.minor);
+    caps.uuid = uuid_text(device_.uuid);
+    caps.driver = driver_text();
     caps.memory_bytes = device_.totalGlobalMem;
     for (const formats::Format& format : formats::all()) {
       if (weight_form(format.type) != WeightForm::kNone) caps.weight_types.push_back(format.type);
