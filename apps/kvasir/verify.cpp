@@ -1,6 +1,10 @@
 // kvasir verify: proves the kernels of this program on this machine, and keeps the record.
 #include "verify/verify.h"
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -160,7 +164,17 @@ void write_record(const std::string& folder, const Evidence& e) {
 // A run of some groups proves nothing by itself and is not kept.
 bool whole(const Args& args) { return !args.given("group") && !args.given("head-dim") && !args.given("isa"); }
 
+// Checks make and free caches of a few MiB by the thousand: kept by the process, their pages are not asked of the
+// kernel and cleared each time.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 256 << 20);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
+#endif
+}
+
 int run_checks(const Args& args) {
+  keep_freed_memory();
   const std::string model = model_file(), folder = evidence_folder();
   Json list = Json::array();
   int failed = 0;

@@ -28,7 +28,11 @@ constexpr std::array<Entry, 8> kEntries{{
     {{"fold", "the same bits however work is cut"}, check_fold},
     {{"dispatch", "the kernel asked for runs, the rest is refused"}, check_dispatch},
     {{"end_to_end", "tiny-gemma4 against another implementation"}, check_end_to_end},
-    {{"weights", "matrices of every weight type"}, check_weights},
+    {{"weights", "matrices of every weight type, norms and rope of every instruction set"},
+     [](Context& context) {
+       check_weights(context);
+       check_elementwise(context);
+     }},
 }};
 
 constexpr std::array<Group, 8> kGroups = [] {

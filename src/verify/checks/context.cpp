@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <iterator>
 
 #include "backends/registry/registry.h"
 #include "base/error.h"
@@ -25,6 +26,37 @@ backends::Backend& Context::backend(int n_threads) {
   return *backend;
 }
 
+void Context::side_by_side(int64_t n, const std::function<void(Context& part, int64_t i)>& body) {
+  if (caps_.name != "cpu" || options_.create || workers_.size() < 2) {
+    for (int64_t i = 0; i < n; ++i) body(*this, i);
+    return;
+  }
+  while (parts_.size() < size_t(workers_.size())) {
+    Options options = options_;
+    options.n_threads = 1;
+    parts_.push_back(std::make_unique<Context>(options));
+  }
+  std::vector<std::vector<decide::CheckResult>> found(static_cast<size_t>(n));
+  std::vector<std::exception_ptr> faults(parts_.size());
+  TaskCounter next;
+  workers_.run([&](int thread) {
+    Context& part = *parts_[size_t(thread)];
+    try {
+      for (int64_t i = next.take(); i < n; i = next.take()) {
+        part.results.clear();
+        body(part, i);
+        found[size_t(i)] = std::move(part.results);
+      }
+    } catch (...) {
+      faults[size_t(thread)] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& fault : faults)
+    if (fault) std::rethrow_exception(fault);
+  for (std::vector<decide::CheckResult>& one : found)
+    results.insert(results.end(), std::make_move_iterator(one.begin()), std::make_move_iterator(one.end()));
+}
+
 std::vector<DType> Context::kv_types(formats::Role role) const {
   std::vector<DType> types;
   for (const DType type : caps_.kv_types)
@@ -33,6 +65,23 @@ std::vector<DType> Context::kv_types(formats::Role role) const {
 }
 
 std::string_view type_name(DType type) { return formats::require(type).name; }
+
+std::string_view check_name(DType type) {
+  switch (type) {
+    case DType::tbq3_0:
+      return "turbo3";
+    case DType::tbq4_0:
+      return "turbo4";
+    case DType::tbq3_tcq:
+      return "turbo3_tcq";
+    case DType::qjl1_256:
+      return "qjl";
+    case DType::q4_polar:
+      return "polar";
+    default:
+      return type_name(type);
+  }
+}
 
 void to_type_basis(const formats::Format& format, formats::Role side, float* x, int d) {
   formats::to_basis(format.basis, side, x, x, d);

@@ -37,6 +37,11 @@ class Context {
   // every cut has to be right there, not equal.
   bool same_bits_by_step() const { return options_.backend != "cuda"; }
 
+  // body(part, i) for i < n. On the CPU several at a time, each part with a backend of one thread: small checks
+  // would leave most of a team waiting at its barriers. Elsewhere, and with a backend of a test, one after
+  // another with this context itself. Results come in the order of i; the first exception of any is thrown.
+  void side_by_side(int64_t n, const std::function<void(Context& part, int64_t i)>& body);
+
   std::vector<decide::CheckResult> results;
 
  private:
@@ -45,6 +50,7 @@ class Context {
   backends::Caps caps_;
   std::vector<int> head_dims_;
   std::map<int, std::unique_ptr<backends::Backend>> backends_;
+  std::vector<std::unique_ptr<Context>> parts_;
 };
 
 struct Label {
@@ -61,6 +67,8 @@ void conclude(decide::CheckResult& result, const Comparison& comparison);
 // One number against its bound.
 void conclude(decide::CheckResult& result, double figure, double bound, const std::string& reason);
 std::string_view type_name(DType type);
+// The name that published gates have for the scores of a type; its own where they have none.
+std::string_view check_name(DType type);
 // A row in place, by the product's own arithmetic, into the basis of a type and back.
 void to_type_basis(const formats::Format& format, formats::Role side, float* x, int d);
 void from_type_basis(const formats::Format& format, formats::Role side, float* r, int d);
@@ -77,5 +85,6 @@ void check_fold(Context& context);
 void check_dispatch(Context& context);
 void check_end_to_end(Context& context);
 void check_weights(Context& context);
+void check_elementwise(Context& context);  // of group weights too
 
 }  // namespace kvasir::verify

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "base/error.h"
 #include "engine/session.h"
@@ -92,6 +93,14 @@ double type_error(DType type, int head_dim) {
   return formats::require(type).theory(head_dim);
 }
 
+std::shared_ptr<engine::Model> load(const Options& options) {
+  engine::LoadOptions load;
+  load.path = options.model;
+  load.backend = options.backend;
+  load.n_threads = options.n_threads;
+  return engine::Model::load(load);
+}
+
 class EndToEnd {
  public:
   EndToEnd(Context& context, std::shared_ptr<engine::Model> model)
@@ -111,14 +120,31 @@ class EndToEnd {
     golden_perplexity();
     Session exact(model_, options_for(DType::f32, DType::f32, true));
     exact_ = log_probabilities(exact, kShort);
-    for (const DType type : types) cost(type, type);
-    mixed_cost(types);
-    for (const DType type : types) same_bits_by_batch(type);
+    for (const DType type : types) in_one_batch_[type];  // made before threads look them up
+    std::map<Context*, std::shared_ptr<engine::Model>> models = {{&context_, model_}};
+    std::mutex loading;
+    context_.side_by_side(int64_t(types.size()), [&](Context& part, int64_t i) {
+      Seat seat{part, {}};
+      {
+        const std::lock_guard lock(loading);
+        auto& model = models[&part];
+        if (!model) model = load(part.options());
+        seat.model = model;
+      }
+      cost(seat, types[size_t(i)], types[size_t(i)]);
+      if (size_t(i) + 1 < types.size()) mixed_cost(seat, types[size_t(i)], types[size_t(i) + 1]);
+      same_bits_by_batch(seat, types[size_t(i)]);
+    });
     for (const DType type : types)
       if (type == DType::q8_0 || type == types.back()) repeats(type, 20);
   }
 
  private:
+  // Where a check runs: some go side by side, each on a model of one thread.
+  struct Seat {
+    Context& context;
+    std::shared_ptr<engine::Model> model;
+  };
   std::vector<DType> both_roles() const {
     std::vector<DType> types;
     for (const DType type : context_.kv_types(formats::kKeys))
@@ -206,41 +232,37 @@ class EndToEnd {
              fmt::format("mean KL divergence {:.4g} from an f32 cache", kl));
   }
 
-  void cost(DType k, DType v) {
+  void cost(const Seat& seat, DType k, DType v) {
     const double error =
         std::max(type_error(k, 256), type_error(k, 512)) + std::max(type_error(v, 256), type_error(v, 512));
     for (const bool flash : {true, false})
-      check(context_, label(flash ? "cost" : "cost without flash attention", k, v),
+      check(seat.context, label(flash ? "cost" : "cost without flash attention", k, v),
             [&](decide::CheckResult& result) {
-              Session session(model_, options_for(k, v, flash));
-              divergence(result, session, error, flash && k == v ? &in_one_batch_[k] : nullptr);
+              Session session(seat.model, options_for(k, v, flash));
+              divergence(result, session, error, flash && k == v ? &in_one_batch_.at(k) : nullptr);
             });
   }
 
   // Sliding layers in one type, global ones in another.
-  void mixed_cost(const std::vector<DType>& types) {
-    for (size_t i = 0; i + 1 < types.size(); ++i) {
-      const DType global = types[i], sliding = types[i + 1];
-      check(context_,
-            label(fmt::format("cost with {} on sliding layers", type_name(sliding)), global, global),
-            [&](decide::CheckResult& result) {
-              engine::SessionOptions options = options_for(global, global, true);
-              options.kv.k_sliding = options.kv.v_sliding = sliding;
-              Session session(model_, options);
-              divergence(result, session, 2 * std::max(type_error(global, 512), type_error(sliding, 256)));
-            });
-    }
+  void mixed_cost(const Seat& seat, DType global, DType sliding) {
+    check(seat.context, label(fmt::format("cost with {} on sliding layers", type_name(sliding)), global, global),
+          [&](decide::CheckResult& result) {
+            engine::SessionOptions options = options_for(global, global, true);
+            options.kv.k_sliding = options.kv.v_sliding = sliding;
+            Session session(seat.model, options);
+            divergence(result, session, 2 * std::max(type_error(global, 512), type_error(sliding, 256)));
+          });
   }
 
-  void same_bits_by_batch(DType type) {
-    check(context_, label("same logits for micro-batches of 16, 64 and 512", type, type),
+  void same_bits_by_batch(const Seat& seat, DType type) {
+    check(seat.context, label("same logits for micro-batches of 16, 64 and 512", type, type),
           [&](decide::CheckResult& result) {
             const std::vector<Token> tokens(std::begin(golden::kText), std::begin(golden::kText) + kMiddle);
-            const std::vector<float>& first = in_one_batch_[type];  // of the longer text, in 512
+            const std::vector<float>& first = in_one_batch_.at(type);  // of the longer text, in 512
             if (first.empty()) fail(ErrorCode::kFailed, "the text in one batch gave no logits");
             int different = 0;
             for (const int n : {64, 16}) {
-              Session session(model_, options_for(type, type, true, n));
+              Session session(seat.model, options_for(type, type, true, n));
               result.variant = variants(session);
               const auto logits = last_logits(session, tokens);
               different += int(logits.size() != first.size());
@@ -291,11 +313,7 @@ void check_end_to_end(Context& context) {
     return;
   }
   try {
-    engine::LoadOptions load;
-    load.path = context.options().model;
-    load.backend = context.options().backend;
-    load.n_threads = context.options().n_threads;
-    EndToEnd(context, engine::Model::load(load)).run();
+    EndToEnd(context, load(context.options())).run();
   } catch (const Error& error) {
     check(context, label, [&](decide::CheckResult&) { throw error; });
   }

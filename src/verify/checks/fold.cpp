@@ -1,6 +1,7 @@
 // fold: the same bits however work is cut (rows a step, threads, where exact pages lie), and the merge of
 // split keys.
 #include <cstring>
+#include <utility>
 
 #include "verify/checks/attention_case.h"
 #include "verify/checks/context.h"
@@ -11,9 +12,13 @@ namespace {
 constexpr int kPrompt = 320, kRows = 24;  // two chunks of 256 keys
 constexpr int kLong = 2334;  // more than eight chunks: chunks merge into spans, spans into the result
 
+// What values are kept in beside keys of a type: the type itself, or f16 where it has keys alone.
+DType partner(DType type) { return formats::require(type).has_role(formats::kValues) ? type : DType::f16; }
+
 RigSpec fold_spec(DType type, int head_dim) {
   RigSpec spec;
-  spec.k = spec.v = type;
+  spec.k = type;
+  spec.v = partner(type);
   spec.head_dim = head_dim;
   spec.n_kv = 1;
   spec.n_head = 4;
@@ -60,7 +65,9 @@ void equal_cut(Context& context, decide::CheckResult& result, const Rig& rig, co
 
 void fold_type(Context& context, DType type, int head_dim) {
   const std::string name(type_name(type));
-  const auto label = [&](std::string what) { return Label{"fold", std::move(what), head_dim, name, name}; };
+  const auto label = [&](std::string what) {
+    return Label{"fold", std::move(what), head_dim, name, std::string(type_name(partner(type)))};
+  };
   if (!formats::require(type).takes(head_dim)) {
     not_applicable(context, label("rows a step"),
                    fmt::format("head size {} is refused (dispatch checks that)", head_dim));
@@ -89,18 +96,6 @@ void fold_type(Context& context, DType type, int head_dim) {
       run(rig, prompt, 8);
       equal_cut(context, result, rig, *base);
     });
-  for (const int threads : {1, 2, 3})
-    if (context.caps().name != "cpu")
-      not_applicable(context, label(fmt::format("{} thread{}", threads, threads == 1 ? "" : "s")),
-                     "work on this device is not shared among threads of the host");
-    else
-      check(context, label(fmt::format("{} thread{}", threads, threads == 1 ? "" : "s")),
-            [&](decide::CheckResult& result) {
-              Rig rig(context.backend(threads), spec);
-              result.variant = rig.variant();
-              run(rig, 160, 1);
-              equal_cut(context, result, rig, *base);
-            });
   check(context, label("exact pages in the step's own memory"), [&](decide::CheckResult& result) {
     RigSpec tight = spec;
     tight.tight = true;
@@ -111,9 +106,76 @@ void fold_type(Context& context, DType type, int head_dim) {
   });
 }
 
+// Teams of several sizes against one thread, which takes the prompt in one step.
+void threads_of_type(Context& context, DType type, int head_dim) {
+  if (!formats::require(type).takes(head_dim)) return;  // said above
+  const RigSpec spec = fold_spec(type, head_dim);
+  const bool shared = context.caps().name == "cpu";
+  std::unique_ptr<Rig> base;
+  std::vector<int> teams = {1, 2, 3};
+  if (shared && context.options().n_threads > 3) teams.push_back(context.options().n_threads);
+  for (const int threads : teams) {
+    const Label label{"fold", fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"), head_dim,
+                      std::string(type_name(spec.k)), std::string(type_name(spec.v))};
+    if (!shared) {
+      not_applicable(context, label, "work on this device is not shared among threads of the host");
+      continue;
+    }
+    check(context, label, [&](decide::CheckResult& result) {
+      if (!base) {
+        base = std::make_unique<Rig>(context.backend(1), spec);
+        run(*base, kPrompt, 1);
+      }
+      Rig rig(context.backend(threads), spec);
+      result.variant = rig.variant();
+      run(rig, 160, 1);
+      equal_cut(context, result, rig, *base);
+    });
+  }
+}
+
+// A work item folds as many tiles of 64 keys as a row sees: 1, 2, 3, 4 and 8 of them, the last one partly filled.
+void tiles_of_type(Context& context, DType type, int head_dim) {
+  if (!formats::require(type).takes(head_dim)) return;  // said above
+  const int tiles[] = {1, 2, 3, 4, 8};
+  RigSpec spec = fold_spec(type, head_dim);
+  spec.n_head = 2;
+  spec.lengths = {8 * 64 - 5};
+  spec.max_rows = 256;
+  spec.exact_first = spec.exact_last = 0;
+  spec.seed += 0x711e;
+  std::unique_ptr<Rig> rig;
+  KeySide keys;
+  std::vector<reference::Rows> values;
+  for (const int n : tiles)
+    check(context,
+          {"fold", fmt::format("{} tile{}", n, n == 1 ? "" : "s"), head_dim, std::string(type_name(spec.k)),
+           std::string(type_name(spec.v))},
+          [&](decide::CheckResult& result) {
+            if (!rig) {
+              rig = std::make_unique<Rig>(context.backend(), spec);
+              for (int at = 0; const int one : tiles) {  // the row that is compared is a step of its own
+                for (const int end : {one * 64 - 6, one * 64 - 5})
+                  for (; at < end;) {
+                    const Rig::Take take{0, std::min(256, end - at)};
+                    rig->step({&take, 1});
+                    at += take.n;
+                  }
+              }
+              keys = read_keys(*rig, false, context.workers());
+              values = read_values(*rig, context.workers());
+            }
+            result.variant = rig->variant();
+            const Place place{0, n * 64 - 6};
+            conclude(result, compare_outputs(*rig, score_rows(*rig, {&place, 1}, keys, false, context.workers()),
+                                             values, context.workers()));
+          });
+}
+
 void merge_type(Context& context, DType type, int head_dim) {
   const std::string name(type_name(type));
-  check(context, {"fold", fmt::format("merge of {} keys", kLong), head_dim, name, name},
+  check(context,
+        {"fold", fmt::format("merge of {} keys", kLong), head_dim, name, std::string(type_name(partner(type)))},
         [&](decide::CheckResult& result) {
           RigSpec spec = fold_spec(type, head_dim);
           spec.n_head = 2;
@@ -135,12 +197,17 @@ void merge_type(Context& context, DType type, int head_dim) {
 }  // namespace
 
 void check_fold(Context& context) {
-  for (const DType type : context.kv_types(formats::kKeys)) {
-    if (!formats::require(type).has_role(formats::kValues)) continue;
-    for (const int head_dim : context.head_dims()) fold_type(context, type, head_dim);
-    const int longest = context.head_dims().back() >= 256 ? 256 : context.head_dims().back();
-    if (formats::require(type).takes(longest)) merge_type(context, type, longest);
-  }
+  std::vector<std::pair<DType, int>> tasks;
+  for (const DType type : context.kv_types(formats::kKeys))
+    for (const int head_dim : context.head_dims()) tasks.emplace_back(type, head_dim);
+  const int longest = context.head_dims().back() >= 256 ? 256 : context.head_dims().back();
+  context.side_by_side(int64_t(tasks.size()), [&](Context& part, int64_t i) {
+    const auto [type, head_dim] = tasks[size_t(i)];
+    fold_type(part, type, head_dim);
+    tiles_of_type(part, type, head_dim);
+    if (head_dim == longest && formats::require(type).takes(longest)) merge_type(part, type, longest);
+  });
+  for (const auto& [type, head_dim] : tasks) threads_of_type(context, type, head_dim);
 }
 
 }  // namespace kvasir::verify

@@ -86,7 +86,7 @@ class Bank {
       const bool both = formats::require(type).has_role(formats::kValues);
       // The partner must not change the kernel that reads the keys.
       const bool outranged = flash && outranges_flash(context_.caps(), DType::f32);
-      auto rig = run(type, both ? type : outranged ? DType::f16 : DType::f32, flash);
+      auto rig = run(context_, type, both ? type : outranged ? DType::f16 : DType::f32, flash);
       const KeySide keys = read_keys(*rig, false, context_.workers());
       entry.scored = score_rows(*rig, interesting_rows(rig->spec(), 6), keys, false, context_.workers());
       entry.values = read_values(*rig, context_.workers());
@@ -95,25 +95,26 @@ class Bank {
     return entry;
   }
 
-  void check_pair(DType k, DType v, bool flash) {
+  // `context`: where it runs. Both types have run with themselves before when that is a part.
+  void check_pair(Context& context, DType k, DType v, bool flash) {
     const Label label{"fused", std::string(shape_.name) + (flash ? "" : ", without flash attention"),
                       head_dim_, std::string(type_name(k)), std::string(type_name(v))};
     if (!formats::require(k).takes(head_dim_) || !formats::require(v).takes(head_dim_))
-      return not_applicable(context_, label,
+      return not_applicable(context, label,
                             fmt::format("head size {} is refused (dispatch checks that)", head_dim_));
-    check(context_, label, [&](decide::CheckResult& result) {
+    check(context, label, [&](decide::CheckResult& result) {
       const Entry &keys = with_itself(k, flash), &values = with_itself(v, flash);
       std::unique_ptr<Rig> own;
-      if (k != v) own = run(k, v, flash);
+      if (k != v) own = run(context, k, v, flash);
       const Rig& rig = own ? *own : *keys.rig;
       result.variant = rig.variant();
-      conclude(result, compare_outputs(rig, keys.scored, values.values, context_.workers()));
+      conclude(result, compare_outputs(rig, keys.scored, values.values, context.workers()));
     });
   }
 
  private:
-  std::unique_ptr<Rig> run(DType k, DType v, bool flash) {
-    auto rig = std::make_unique<Rig>(context_.backend(), fused_spec(shape_, k, v, head_dim_, flash));
+  std::unique_ptr<Rig> run(Context& context, DType k, DType v, bool flash) {
+    auto rig = std::make_unique<Rig>(context.backend(), fused_spec(shape_, k, v, head_dim_, flash));
     run_shape(*rig, shape_.prompt);
     return rig;
   }
@@ -137,6 +138,11 @@ void check_fused(Context& context) {
   for (const int head_dim : context.head_dims())
     for (size_t s = 0; s < shapes().size(); ++s) {
       Bank bank(context, shapes()[s], head_dim);
+      struct Pair {
+        DType k, v;
+        bool flash;
+      };
+      std::vector<Pair> mixed;
       size_t pair = 0;
       for (const DType k : keys)
         for (const DType v : values) {
@@ -144,11 +150,26 @@ void check_fused(Context& context) {
           if (!every && head_dim < 256) continue;
           // Other pairs see one shape, another at each head size; between them all are seen with every type.
           if (!every && s != (++pair + size_t(head_dim) / 256) % shapes().size()) continue;
-          bank.check_pair(k, v, true);
           // Without flash attention scores and mix are two passes that do not meet: each type once is every
           // pair. The last shape has all that the first has.
-          if (full || (k == v && s > 0)) bank.check_pair(k, v, false);
+          for (const bool flash : {true, false}) {
+            if (!flash && !full && (k != v || s == 0)) continue;
+            if (k == v)
+              bank.check_pair(context, k, v, flash);
+            else
+              mixed.push_back({k, v, flash});
+          }
         }
+      // Every type runs with itself on all threads; what it left is read before pairs go side by side.
+      for (const Pair& p : mixed)
+        if (formats::require(p.k).takes(head_dim) && formats::require(p.v).takes(head_dim)) {
+          bank.with_itself(p.k, p.flash);
+          bank.with_itself(p.v, p.flash);
+        }
+      context.side_by_side(int64_t(mixed.size()), [&](Context& part, int64_t i) {
+        const Pair& p = mixed[size_t(i)];
+        bank.check_pair(part, p.k, p.v, p.flash);
+      });
     }
 }
 

@@ -278,6 +278,15 @@ std::vector<std::byte> Rig::page(int seq, int page, int kv_head, backends::PageP
   return rows;
 }
 
+void Rig::edit_page(int seq, int at, int kv_head, backends::PagePart part,
+                    const std::function<void(std::span<std::byte>)>& edit) {
+  std::vector<std::byte> rows = page(seq, at, kv_head, part);
+  edit(rows);
+  std::byte* data =
+      pages_->data() + size_t(tables_[size_t(seq)][size_t(at)]) * graph::kv_page_bytes(kv());
+  backend_.write_page(kv(), part, kv_head, data, rows.data());
+}
+
 std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, ThreadPool& workers) const {
   using backends::PagePart;
   const bool keys = side == reference::Side::kKeys, open = has_exact(side);
@@ -286,12 +295,14 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
   if (!codec) fail(ErrorCode::kFailed, "type {} has no double-precision reference", name);
   const int d = spec_.head_dim;
   std::vector<reference::Rows> all(spec_.lengths.size());
-  // Rows of one head of one page, and where they go. The device is asked by this thread alone.
+  // Rows of one head of one page, and where they go.
   struct Piece {
-    std::vector<std::byte> bytes;
+    int seq, page, head;
+    backends::PagePart part;
     int count;
     bool exact;
     double* out;
+    std::vector<std::byte> bytes;
   };
   std::vector<Piece> pieces;
   for (int seq = 0; seq < int(all.size()); ++seq) {
@@ -304,15 +315,20 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
         const int count = std::min(kPageTokens, n - p * kPageTokens);
         const size_t at = (size_t(p) * kPageTokens * size_t(spec_.n_kv) + size_t(head)) * size_t(d);
         if (!open || count == kPageTokens)
-          pieces.push_back({page(seq, p, head, keys ? PagePart::kKeys : PagePart::kValues), count, false,
-                            rows.coded.data() + at});
+          pieces.push_back({seq, p, head, keys ? PagePart::kKeys : PagePart::kValues, count, false,
+                            rows.coded.data() + at, {}});
         if (open)
-          pieces.push_back({page(seq, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues), count,
-                            true, rows.exact.data() + at});
+          pieces.push_back({seq, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues, count, true,
+                            rows.exact.data() + at, {}});
       }
   }
+  const auto read = [&](Piece& piece) { piece.bytes = page(piece.seq, piece.page, piece.head, piece.part); };
+  const bool parallel = reads_in_parallel();
+  if (!parallel)
+    for (Piece& piece : pieces) read(piece);
   for_each(workers, int64_t(pieces.size()), [&](int64_t i) {
-    const Piece& piece = pieces[size_t(i)];
+    Piece& piece = pieces[size_t(i)];
+    if (parallel) read(piece);
     for (int t = 0; t < piece.count; ++t) {
       double* out = piece.out + size_t(t) * size_t(n_kv_width());
       const std::byte* row =

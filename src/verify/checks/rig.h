@@ -2,6 +2,7 @@
 // attention over a paged cache whose unused memory is NaN. What attention read can be read back, row by row.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -96,8 +97,13 @@ class Rig {
   // What attention reads of each sequence, decoded in double precision into the model's basis. Not after a
   // tight run. `level_codes`: as Arithmetic says; 0: as stored.
   std::vector<reference::Rows> rows(reference::Side side, int level_codes, ThreadPool& workers) const;
+  // page() may be called from several threads at once; a device is asked by one.
+  bool reads_in_parallel() const { return backend_.caps().name == "cpu"; }
   const graph::KvSpec& kv() const { return graph_.kv[0]; }
   bool has_exact(reference::Side side) const;
+  // Changes the stored rows of a page's side: `edit` gets the 64 rows of one KV head in wire form.
+  void edit_page(int seq, int page, int kv_head, backends::PagePart part,
+                 const std::function<void(std::span<std::byte>)>& edit);
   // "q8_0/q8_0.flash.avx512"
   std::string variant() const;
   std::vector<std::string> describe() const { return executable_->describe(); }

@@ -121,17 +121,13 @@ struct PageRows {
   std::vector<std::byte> exact, coded;  // empty when there are none
 };
 
-std::vector<PageRows> read_pages(const Rig& rig, bool keys) {
+void read_page(const Rig& rig, bool keys, PageRows& rows) {
   const bool open = rig.has_exact(keys ? reference::Side::kKeys : reference::Side::kValues);
-  std::vector<PageRows> pages;
-  for (int p = 0; p * 64 < kTokens; ++p)
-    for (int head = 0; head < kHeads; ++head) {
-      PageRows& rows = pages.emplace_back(PageRows{p, head, {}, {}});
-      if (open) rows.exact = rig.page(0, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues);
-      if (!open || (p + 1) * 64 <= kTokens)
-        rows.coded = rig.page(0, p, head, keys ? PagePart::kKeys : PagePart::kValues);
-    }
-  return pages;
+  const auto part = [&](PagePart of_keys, PagePart of_values) {
+    return rig.page(0, rows.page, rows.head, keys ? of_keys : of_values);
+  };
+  if (open) rows.exact = part(PagePart::kExactKeys, PagePart::kExactValues);
+  if (!open || (rows.page + 1) * 64 <= kTokens) rows.coded = part(PagePart::kKeys, PagePart::kValues);
 }
 
 Written check_page(const Rig& rig, const reference::Codec& codec, DType type, bool keys,
@@ -156,10 +152,16 @@ Written check_page(const Rig& rig, const reference::Codec& codec, DType type, bo
 }
 
 Written read_back(Context& context, const Rig& rig, const reference::Codec& codec, DType type, bool keys) {
-  const std::vector<PageRows> pages = read_pages(rig, keys);
+  std::vector<PageRows> pages;
+  for (int p = 0; p * 64 < kTokens; ++p)
+    for (int head = 0; head < kHeads; ++head) pages.push_back({p, head, {}, {}});
+  if (!rig.reads_in_parallel())
+    for (PageRows& rows : pages) read_page(rig, keys, rows);
   std::vector<Written> parts(pages.size());
-  for_each(context.workers(), int64_t(pages.size()),
-           [&](int64_t i) { parts[size_t(i)] = check_page(rig, codec, type, keys, pages[size_t(i)]); });
+  for_each(context.workers(), int64_t(pages.size()), [&](int64_t i) {
+    if (rig.reads_in_parallel()) read_page(rig, keys, pages[size_t(i)]);
+    parts[size_t(i)] = check_page(rig, codec, type, keys, pages[size_t(i)]);
+  });
   Written whole;
   for (const Written& part : parts) add(whole, part);
   return whole;

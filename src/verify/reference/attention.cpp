@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/reference/wide.h"
+
 namespace kvasir::verify::reference {
 
 bool reads_exact(const AttentionSpec& spec, int query_page, int key_page) {
@@ -19,25 +21,36 @@ namespace {
 // Sum of a_i b_i, and of its terms' magnitudes.
 struct Dot {
   double sum = 0, magnitude = 0;
-  Dot(const double* a, const double* b, int n) {
-    double sums[8] = {}, magnitudes[8] = {};
-    int i = 0;
-    for (; i + 8 <= n; i += 8)
-      for (int lane = 0; lane < 8; ++lane) {
-        const double product = a[i + lane] * b[i + lane];
-        sums[lane] += product;
-        magnitudes[lane] += std::fabs(product);
-      }
-    for (; i < n; ++i) {
-      sum += a[i] * b[i];
-      magnitude += std::fabs(a[i] * b[i]);
-    }
-    for (int lane = 0; lane < 8; ++lane) {
-      sum += sums[lane];
-      magnitude += magnitudes[lane];
-    }
-  }
 };
+KVASIR_WIDE Dot dot_of(const double* a, const double* b, int n) {
+  Dot dot;
+  double sums[8] = {}, magnitudes[8] = {};
+  int i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (int lane = 0; lane < 8; ++lane) {
+      const double product = a[i + lane] * b[i + lane];
+      sums[lane] += product;
+      magnitudes[lane] += std::fabs(product);
+    }
+  for (; i < n; ++i) {
+    dot.sum += a[i] * b[i];
+    dot.magnitude += std::fabs(a[i] * b[i]);
+  }
+  for (int lane = 0; lane < 8; ++lane) {
+    dot.sum += sums[lane];
+    dot.magnitude += magnitudes[lane];
+  }
+  return dot;
+}
+
+// One value row's part of an output.
+KVASIR_WIDE void mix_row(double weight, const double* v, int d, double* out, double* spread, double* energy) {
+  for (int i = 0; i < d; ++i) {
+    out[i] += weight * v[i];
+    spread[i] += weight * std::fabs(v[i]);
+    energy[i] += v[i] * v[i];
+  }
+}
 
 }  // namespace
 
@@ -50,7 +63,7 @@ Scores score_head(const AttentionSpec& spec, const Rows& keys, std::span<const f
   double top = -HUGE_VAL, sum = 0;
   for (int j = result.first; j <= pos; ++j) {
     const bool coded = !coded_query.empty() && !keys.is_exact(spec, pos, j);
-    const Dot dot(coded ? coded_query.data() : given.data(), keys.row(spec, pos, j, kv_head), d);
+    const Dot dot = dot_of(coded ? coded_query.data() : given.data(), keys.row(spec, pos, j, kv_head), d);
     double score = spec.scale * dot.sum;
     if (spec.softcap > 0) score = spec.softcap * std::tanh(score / spec.softcap);
     result.score.push_back(score);
@@ -71,9 +84,7 @@ Mixed mix_head(const AttentionSpec& spec, const Scores& scores, const Rows& valu
   for (int j = scores.first; j <= pos; ++j) {
     const double weight = scores.weight[size_t(j - scores.first)];
     const double* v = values.row(spec, pos, j, head / (spec.n_head / spec.n_kv));
-    for (int i = 0; i < d; ++i) out[i] += weight * v[i];
-    for (int i = 0; i < d; ++i) spread[i] += weight * std::fabs(v[i]);
-    for (int i = 0; i < d; ++i) energy[i] += v[i] * v[i];
+    mix_row(weight, v, d, out, spread, energy);
   }
   return result;
 }

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "verify/reference/wide.h"
+
 namespace kvasir::verify::reference {
 
 uint64_t splitmix64(uint64_t& state) {
@@ -35,7 +37,7 @@ const std::vector<double>& head_signs(Side side) {
   return side == Side::kKeys ? keys : values;
 }
 
-void hadamard(double* x, int n) {
+KVASIR_WIDE void hadamard(double* x, int n) {
   // H_2m = [H_m H_m; H_m -H_m]: of each pair of halves their sum and difference, halves growing from 1.
   for (int half = 1; half < n; half *= 2)
     for (int begin = 0; begin < n; begin += 2 * half)

@@ -43,6 +43,8 @@ class Codec {
   virtual void decode_rounded(const std::byte* row, int d, int /*codes*/, double* out) const {
     decode(row, d, out);
   }
+  // With a residual that rows carry and attention leaves out; a type without one: as decode.
+  virtual void decode_residual(const std::byte* row, int d, double* out) const { decode(row, d, out); }
   // The best codes, and the scale each type prescribes, in double precision.
   virtual void encode(const double* x, int d, std::byte* row) const = 0;
   // `best`: what encode gives for x.

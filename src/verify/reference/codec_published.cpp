@@ -142,6 +142,15 @@ class PolarCodec final : public ScaledCodec {
     for (int b = 0; b < d; b += 128) hadamard(x + b, 128);
   }
   void from_basis(Side side, double* r, int d) const override { to_basis(side, r, d); }
+  // The bit moves every level by half of 1 / sqrt(128) along its sign, in the levels' unit.
+  void decode_residual(const std::byte* row, int d, double* out) const override {
+    decode(row, d, out);
+    for (int i = 0; i < d; ++i) {
+      const double side = bits_at(row + i / 128 * 82 + 66, 0, 1) ? 0.5 : -0.5;
+      out[i] += from_f16(scale(row, d, i / 128)) / std::sqrt(128.0) * side / std::sqrt(128.0) *
+                signs_[size_t(i % 128)];
+    }
+  }
 
  protected:
   int group(int) const override { return 128; }
