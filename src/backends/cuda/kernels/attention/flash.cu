@@ -237,9 +237,15 @@ struct Block {
 template <int D, int WM, int WD>
 __global__ void __launch_bounds__(32 * WM * WD)
     flash_kernel(const __grid_constant__ AttentionArgs a, StepView step, int heads, int head_tiles,
-                 int rows_each) {
+                 int rows_each, bool pairs) {
   extern __shared__ __align__(16) uint8_t memory[];
   let_next_start();
+  uint8_t* const k_pairs = memory + sizeof(Shared<D, 16 * WM>);
+  uint8_t* const v_pairs = a.kv.v_form == a.kv.k_form ? k_pairs : k_pairs + pair_bytes(a.kv.k_form);
+  if (pairs) {
+    copy_pairs(a.kv.k_form, k_pairs);
+    if (v_pairs != k_pairs) copy_pairs(a.kv.v_form, v_pairs);
+  }
   wait_for_inputs();
   const int group = a.n_head / a.kv.n_kv, head_tile = int(blockIdx.y) % head_tiles,
             warp = int(threadIdx.x) / 32;
@@ -254,6 +260,11 @@ __global__ void __launch_bounds__(32 * WM * WD)
   block.lane = int(threadIdx.x) % 32;
   block.k_levels = level_bytes(a.kv.k_form, D);
   block.v_levels = level_bytes(a.kv.v_form, D);
+  if (pairs) {
+    block.k_levels.pairs = reinterpret_cast<const uint32_t*>(k_pairs);
+    block.v_levels.pairs = reinterpret_cast<const uint32_t*>(v_pairs);
+    __syncthreads();
+  }
 #pragma unroll
   for (int n = 0; n < block.kTiles; ++n)
 #pragma unroll
@@ -278,11 +289,15 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step, boo
   constexpr int M = 16 * WM;
   const int group = args.n_head / args.kv.n_kv, heads = std::min(group, kDecodeColumns);
   const int head_tiles = (group + heads - 1) / heads, rows_each = one_row ? 1 : M / heads;
-  constexpr size_t kBytes = sizeof(Shared<D, M>);
+  constexpr size_t kBytes = sizeof(Shared<D, M>), kMost = 227 * 1024;
+  const KvView& kv = args.kv;
+  const size_t pairs = size_t(pair_bytes(kv.k_form) + (kv.v_form == kv.k_form ? 0 : pair_bytes(kv.v_form)));
+  const bool fits = pairs > 0 && kBytes + pairs <= kMost;
   launch(how,
          dim3(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
               unsigned((args.n_rows + rows_each - 1) / rows_each)),
-         dim3(32 * WM * WD), kBytes, flash_kernel<D, WM, WD>, args, step, heads, head_tiles, rows_each);
+         dim3(32 * WM * WD), kBytes + (fits ? pairs : 0), flash_kernel<D, WM, WD>, args, step, heads,
+         head_tiles, rows_each, fits);
 }
 
 template <int D>

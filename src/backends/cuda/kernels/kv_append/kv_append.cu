@@ -24,11 +24,27 @@ __device__ const int32_t* table(const StepView& step, const KvView& kv, int seq,
   return step.tables + (int64_t(seq) * 4 + (kv.window > 0 ? 2 : 0) + (exact ? 1 : 0)) * step.table_stride;
 }
 
+// Shared memory of a warp that encodes rows without a search.
+struct QuickScratch {
+  alignas(16) uint16_t row[512];
+  uint8_t code[512];
+};
+
+// A row into shared memory, where the codecs read it several times.
+__device__ __forceinline__ void stage_row(const __half* x, int d, int lane, uint16_t* to) {
+  __syncwarp();
+  for (int i = lane; i < d / 8; i += 32) reinterpret_cast<int4*>(to)[i] = reinterpret_cast<const int4*>(x)[i];
+  __syncwarp();
+}
+
 // Not inlined: a step that fills no page does not load this code.
-__device__ __noinline__ bool encode_quick_row(KvForm form, const __half* x, int d, int token, uint8_t* region,
-                                              int lane, uint8_t* codes) {
-  const RowPlace to = region ? place_row(form, d, token, region) : RowPlace{};
-  return encode_quick(form, Warp{lane}, reinterpret_cast<const uint16_t*>(x), d, codes, to);
+__device__ __noinline__ void encode_quick_row(KvForm form, const __half* x, int d, int token, uint8_t* region,
+                                              int lane, QuickScratch& scratch) {
+  stage_row(x, d, lane, scratch.row);
+  encode_quick(form, Warp{lane}, scratch.row, d, scratch.code, place_row(form, d, token, region));
+}
+__device__ __noinline__ bool quick_row_fits(KvForm form, const __half* x, int d, int lane, uint8_t* code) {
+  return encode_quick(form, Warp{lane}, reinterpret_cast<const uint16_t*>(x), d, code, {});
 }
 
 // Rows below this fit every type: the largest scale any makes of 128 such values is 88 times it.
@@ -44,7 +60,7 @@ __device__ __forceinline__ bool scale_fits(KvForm form, const float (&x)[E], con
   for (int i = 0; i < E; ++i) top = fmaxf(top, fabsf(x[i]));
   if (!(warp_max(top) > kAlwaysFits)) return true;
   __syncwarp();
-  return encode_quick_row(form, to, 32 * E, 0, nullptr, lane, codes);
+  return quick_row_fits(form, to, 32 * E, lane, codes);
 }
 
 template <int E>
@@ -147,7 +163,7 @@ template <int E, bool kEncode>
 __global__ void __launch_bounds__(kEncode ? 512 : 128)
     heads_kernel(const __grid_constant__ HeadArgs a, StepView step) {
   __shared__ float smem[kEncode ? 1 : 4][32 * E];
-  __shared__ uint8_t codes[kEncode ? 16 : 1][32 * E];
+  __shared__ QuickScratch scratch[kEncode ? 16 : 1];
   let_next_start();
   wait_for_inputs();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, r = int(blockIdx.y);
@@ -166,12 +182,12 @@ __global__ void __launch_bounds__(kEncode ? 512 : 128)
     const __half* from = exact_region(a.kv, table(step, a.kv, row.seq, true)[page], head, job.side);
     uint8_t* to = region(a.kv, table(step, a.kv, row.seq, false)[page], head, job.side);
     for (int token = warp; token < kPage; token += 16)
-      encode_quick_row(form, from + token * 32 * E, 32 * E, token, to, lane, codes[warp]);
+      encode_quick_row(form, from + token * 32 * E, 32 * E, token, to, lane, scratch[warp]);
   }
 }
 
 __global__ void __launch_bounds__(512) encode_kernel(KvView kv, StepView step) {
-  __shared__ uint8_t codes[16][512];
+  __shared__ QuickScratch scratch[16];
   let_next_start();
   wait_for_inputs();
   const graph::Row row = step.rows[blockIdx.x];
@@ -182,7 +198,7 @@ __global__ void __launch_bounds__(512) encode_kernel(KvView kv, StepView step) {
   const __half* from = exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
   uint8_t* to = region(kv, table(step, kv, row.seq, false)[page], head, side);
   for (int token = warp; token < kPage; token += 16)
-    encode_quick_row(form, from + int64_t(token) * d, d, token, to, lane, codes[warp]);
+    encode_quick_row(form, from + int64_t(token) * d, d, token, to, lane, scratch[warp]);
 }
 
 constexpr int kSearchWarps = 8;
@@ -226,8 +242,9 @@ __global__ void __launch_bounds__(32 * kSearchWarps)
     const int page = row.pos / kPage;
     const __half* from = exact_region(a.kv, table(step, a.kv, row.seq, true)[page], head, side);
     uint8_t* to = region(a.kv, table(step, a.kv, row.seq, false)[page], head, side);
-    const bool fits = encode_row(form, Warp{lane}, reinterpret_cast<const uint16_t*>(from) + token * D, D,
-                                 a.kv.tables, scratch, place_row(form, D, token, to));
+    stage_row(from + token * D, D, lane, scratch.row);
+    const bool fits =
+        encode_row(form, Warp{lane}, scratch.row, D, a.kv.tables, scratch, place_row(form, D, token, to));
     if (fits || lane != 0 || atomicCAS(a.fault, -1, a.layer) != -1) continue;
     // The row itself, when it is one of this step's.
     const int own = r - (kPage - 1 - token);

@@ -93,10 +93,25 @@ KVASIR_CODEC void encode_steps(const Warp& warp, const uint16_t* x, int d, const
   }
 }
 
+// A code book's levels, one a lane: lanes that want different ones need not wait for each other.
+struct LevelLanes {
+#ifdef __CUDACC__
+  float own;
+  __device__ __forceinline__ LevelLanes(const Warp& warp, const Book& book)
+      : own(book.level[warp.lane % 16]) {}
+  __device__ __forceinline__ float operator[](int code) const { return __shfl_sync(~0u, own, code); }
+#else
+  const Book& book;
+  LevelLanes(const Warp&, const Book& from) : book(from) {}
+  float operator[](int code) const { return book.level[code]; }
+#endif
+};
+
 // Groups of a code book and a least-squares scale: tbq_h (the head is a group), tbq_0 (32 values).
 template <int bits>
 KVASIR_CODEC bool encode_book(const Warp& warp, const uint16_t* x, int d, int group, const Book& book,
                               uint8_t* code, const RowPlace& to) {
+  const LevelLanes level_of(warp, book);
   bool fits = true;
   for (int g = 0; g < d / group; ++g) {
     const int first = g * group;
@@ -118,8 +133,9 @@ KVASIR_CODEC bool encode_book(const Warp& warp, const uint16_t* x, int d, int gr
         KVASIR_UNROLL
         for (int m = 0; m + 1 < (1 << bits); ++m) c += book.midpoint[m] < u;
         code[first + i] = uint8_t(c);
-        products[lane] += v * book.level[c];
-        levels[lane] += book.level[c] * book.level[c];
+        const float level = level_of[c];
+        products[lane] += v * level;
+        levels[lane] += level * level;
       }
     });
     const float exact = mean == 0 ? 0.0f : warp.fold(products) / warp.fold(levels);
@@ -136,6 +152,7 @@ KVASIR_CODEC bool encode_book(const Warp& warp, const uint16_t* x, int d, int gr
 KVASIR_CODEC bool encode_polar(const Warp& warp, const uint16_t* x, int d, uint8_t* code,
                                const RowPlace& to) {
   const Book& book = kCodecTables.polar;
+  const LevelLanes level_of(warp, book);
   PerLane<float> norm;
   PerLane<bool> side;
   warp.each([&](int lane) {
@@ -159,8 +176,9 @@ KVASIR_CODEC bool encode_polar(const Warp& warp, const uint16_t* x, int d, uint8
         KVASIR_UNROLL
         for (int m = 0; m < 15; ++m) c += book.midpoint[m] < v;
         code[i] = uint8_t(c);
-        products[lane] += r * book.level[c];
-        levels[lane] += book.level[c] * book.level[c];
+        const float level = level_of[c];
+        products[lane] += r * level;
+        levels[lane] += level * level;
       }
     });
     const float exact = formats::kRoot128 * warp.fold(products) / warp.fold(levels);

@@ -9,10 +9,11 @@ namespace kvasir::cuda {
 // and 3 bits, the positive ones of 4 bits).
 struct LevelBytes {
   uint32_t low[2], high[2];
+  const uint32_t* pairs = nullptr;  // of a trellis type: TrellisPairs in shared memory, where there is room
 };
 
 inline __device__ __noinline__ LevelBytes level_bytes(KvForm form, int d) {
-  LevelBytes out{{0, 0}, {0, 0}};
+  LevelBytes out{{0, 0}, {0, 0}, nullptr};
   const float* level = nullptr;
   int b = code_bits(form);
   float unit = 1;
@@ -121,10 +122,19 @@ __device__ __forceinline__ uint16_t trellis_level(uint32_t window) {
   return kTrellisLevels.b4[(window >> 4 & 255) | (window & 1) << 8];
 }
 template <int b>
-__device__ __forceinline__ int4 expand_trellis(uint32_t symbols, uint32_t before, __half scale) {
+__device__ __forceinline__ int4 expand_trellis(uint32_t symbols, uint32_t before, __half scale,
+                                               const uint32_t* pairs) {
   constexpr int kBefore = b == 4 ? 8 : 6;
   const uint32_t low = symbols << kBefore | before, high = symbols >> (32 - kBefore);
   uint32_t out[4];
+  if (pairs) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t w = __funnelshift_r(low, high, 2 * b * k);
+      out[k] = pairs[b == 4 ? (w >> 4 & 0xfff) | (w & 1) << 12 : w & (TrellisPairs<b>::kEntries - 1)];
+    }
+    return scale_halves({int(out[0]), int(out[1]), int(out[2]), int(out[3])}, scale);
+  }
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     out[k] = uint32_t(trellis_level<b>(__funnelshift_r(low, high, 2 * b * k))) |

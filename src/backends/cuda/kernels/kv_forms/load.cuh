@@ -55,7 +55,7 @@ __device__ __forceinline__ int4 expand_unit(const uint8_t* data, int row, int co
     if constexpr (trellis(F)) {
       uint32_t before;
       const uint32_t symbols = load_symbols<D, b>(data, row, column, before);
-      return expand_trellis<b>(symbols, before, scale);
+      return expand_trellis<b>(symbols, before, scale, levels.pairs);
     } else if constexpr (b == 3) {
       return scale_halves(expand_codes<3>(levels, load_24(data, (row * (D / 8) + column) * 3)), scale);
     } else {
@@ -66,6 +66,26 @@ __device__ __forceinline__ int4 expand_unit(const uint8_t* data, int row, int co
       return scale_halves(expand_codes<4>(levels, codes), scale);
     }
   }
+}
+
+// Bytes of a type's TrellisPairs.
+constexpr int pair_bytes(KvForm form) {
+  return !trellis(form) ? 0 : code_bits(form) == 2 ? 4096 : code_bits(form) == 3 ? 16384 : 32768;
+}
+
+// Copies them to shared memory, asynchronously.
+template <int b>
+__device__ __forceinline__ void copy_pairs(uint8_t* to) {
+  const uint8_t* from = reinterpret_cast<const uint8_t*>(kTrellisPairs<b>.pair);
+  for (int i = int(threadIdx.x) * 16; i < int(sizeof(TrellisPairs<b>)); i += int(blockDim.x) * 16)
+    copy_async(to + i, from + i);
+}
+inline __device__ __noinline__ void copy_pairs(KvForm form, uint8_t* to) {
+  if (form == KvForm::kTbq2Ht) copy_pairs<2>(to);
+  if (form == KvForm::kTbq3Ht) copy_pairs<3>(to);
+  if (form == KvForm::kTbq4Ht) copy_pairs<4>(to);
+  commit_copies();
+  wait_copies<0>();
 }
 
 // Rows [low, high) of a region into the tile (row stride D + 8), zeros elsewhere.

@@ -74,6 +74,28 @@ constexpr TrellisLevels make_trellis_levels() {
   return t;
 }
 
+// Two values that follow each other, by the window that ends with the second: the symbols of both and what
+// comes before the first.
+template <int b>
+struct TrellisPairs {
+  static constexpr int kEntries = b == 2 ? 1 << 10 : b == 3 ? 1 << 12 : 1 << 13;
+  uint32_t pair[kEntries];  // two f16, the first value in the low half
+};
+template <int b>
+constexpr TrellisPairs<b> make_trellis_pairs() {
+  constexpr TrellisLevels levels = make_trellis_levels();
+  TrellisPairs<b> out{};
+  for (uint32_t w = 0; w < uint32_t(TrellisPairs<b>::kEntries); ++w) {
+    uint32_t first = 0, second = 0;
+    if constexpr (b == 2) first = levels.b2[w & 255], second = levels.b2[w >> 2];
+    if constexpr (b == 3) first = levels.b3[w & 511], second = levels.b3[w >> 3];
+    if constexpr (b == 4)
+      first = levels.b4[(w & 255) | w >> 12 << 8], second = levels.b4[(w >> 4 & 255) | (w & 1) << 8];
+    out.pair[w] = first | second << 16;
+  }
+  return out;
+}
+
 // By trellis.h's states, as its search reads them.
 template <int b>
 struct StateLevels {
@@ -88,6 +110,8 @@ constexpr StateLevels<b> make_state_levels() {
 
 #ifdef __CUDACC__
 static __device__ const TrellisLevels kTrellisLevels = make_trellis_levels();
+template <int b>
+static __device__ const TrellisPairs<b> kTrellisPairs = make_trellis_pairs<b>();
 static __device__ const StateLevels<2> kStateLevels2 = make_state_levels<2>();
 static __device__ const StateLevels<3> kStateLevels3 = make_state_levels<3>();
 static __device__ const StateLevels<4> kStateLevels4 = make_state_levels<4>();

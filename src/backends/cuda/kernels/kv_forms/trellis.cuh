@@ -9,6 +9,7 @@ namespace kvasir::cuda {
 template <int D>
 struct TrellisScratch {
   alignas(16) uint16_t cost[2][512];
+  alignas(16) uint16_t row[D];  // the row itself, where the kernel puts it
   int8_t target[D];
   uint8_t code[D];
   uint8_t from[D][32];  // by step and lane: the predecessors of its groups, 4 bits each
@@ -23,11 +24,18 @@ struct WarpTrellis {
   struct States {
     int v[kStatesEach];
   };
+  struct Levels {
+    int v[kStatesEach], square[kStatesEach];
+  };
 
-  static KVASIR_CODEC void load_levels(const Warp& warp, const int8_t* table, PerLane<States>& levels) {
+  static KVASIR_CODEC void load_levels(const Warp& warp, const int8_t* table, PerLane<Levels>& levels) {
     warp.each([&](int lane) {
       KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i) levels[lane].v[i] = table[lane * kStatesEach + i];
+      for (int i = 0; i < kStatesEach; ++i) {
+        const int level = table[lane * kStatesEach + i];
+        levels[lane].v[i] = level;
+        levels[lane].square[i] = level * level;
+      }
     });
   }
 
@@ -43,43 +51,66 @@ struct WarpTrellis {
     warp.sync();
   }
 
-  // The cheapest predecessor of each of a lane's groups, the lowest of equals.
-  static KVASIR_CODEC void choose(const uint16_t* cost, int lane, int (&best)[kOwn], uint32_t& picks) {
-    uint32_t key[kOwn];
+  // Of predecessors first .. first + n - 1 of groups 2 m and 2 m + 1 the cheapest, the lowest of equals:
+  // costs in the halves of a word, and which in the nibbles of `picks`.
+  template <int n>
+  static KVASIR_CODEC uint32_t choose(const uint16_t* cost, int first, int m, uint32_t& picks) {
+    uint32_t best[n], low[n], high[n];
     KVASIR_UNROLL
-    for (int p = 0; p < kBranches; ++p) {
-      uint32_t c[kOwn];
-      if constexpr (kOwn == 2) {
-        const uint32_t pair = load_pair(cost + p * kGroups + 2 * lane);
-        c[0] = (pair & 0xffff) << 4 | uint32_t(p);
-        c[1] = (pair >> 16) << 4 | uint32_t(p);
-      } else {
-        c[0] = uint32_t(cost[p * kGroups + lane]) << 4 | uint32_t(p);
-      }
-      KVASIR_UNROLL
-      for (int k = 0; k < kOwn; ++k) key[k] = p == 0 || c[k] < key[k] ? c[k] : key[k];
+    for (int p = 0; p < n; ++p) {
+      best[p] = load_pair(cost + (first + p) * kGroups + 2 * m);
+      low[p] = high[p] = uint32_t(p);
     }
-    picks = 0;
     KVASIR_UNROLL
-    for (int k = 0; k < kOwn; ++k) {
-      best[k] = int(key[k] >> 4);
-      picks |= (key[k] & 15) << (4 * k);
+    for (int distance = 1; distance < n; distance *= 2) KVASIR_UNROLL
+    for (int p = 0; p < n; p += 2 * distance) {
+      bool in_high, in_low;
+      best[p] = least_halves(best[p], best[p + distance], in_high, in_low);
+      low[p] = in_low ? low[p] : low[p + distance];
+      high[p] = in_high ? high[p] : high[p + distance];
     }
+    picks = low[0] | high[0] << 4;
+    return best[0];
+  }
+
+  // The same of all predecessors of a lane's groups; with one group a lane, lanes 2 m and 2 m + 1 take half
+  // of them each for both of theirs.
+  static KVASIR_CODEC void choose_all(const Warp& warp, const uint16_t* cost, PerLane<uint32_t>& best,
+                                      PerLane<uint32_t>& picks) {
+    if constexpr (kOwn == 2) {
+      warp.each([&](int lane) { best[lane] = choose<kBranches>(cost, 0, lane, picks[lane]); });
+      return;
+    }
+    constexpr int kHalf = kBranches / 2;
+    PerLane<uint32_t> half, of_half;
+    warp.each([&](int lane) { half[lane] = choose<kHalf>(cost, lane % 2 * kHalf, lane / 2, of_half[lane]); });
+    const PerLane<uint32_t> other = warp.neighbours(half), of_other = warp.neighbours(of_half);
+    warp.each([&](int lane) {
+      const bool odd = lane % 2 != 0;
+      bool in_high, in_low;
+      const uint32_t both =
+          least_halves(odd ? other[lane] : half[lane], odd ? half[lane] : other[lane], in_high, in_low);
+      const uint32_t first = odd ? of_other[lane] : of_half[lane],
+                     second = odd ? of_half[lane] : of_other[lane];
+      const uint32_t low = in_low ? first & 15 : (second & 15) + kHalf,
+                     high = in_high ? first >> 4 : (second >> 4) + kHalf;
+      best[lane] = odd ? both >> 16 : both & 0xffff;
+      picks[lane] = odd ? high : low;
+    });
   }
 
   static KVASIR_CODEC void step(const Warp& warp, const uint16_t* cost, uint16_t* next, int x,
-                                const PerLane<States>& levels, uint8_t* from, int index) {
+                                const PerLane<Levels>& levels, uint8_t* from, int index) {
     PerLane<States> sums;
+    PerLane<uint32_t> best, picks;
+    choose_all(warp, cost, best, picks);
     warp.each([&](int lane) {
-      int best[kOwn];
-      uint32_t picks;
-      choose(cost, lane, best, picks);
-      from[lane] = uint8_t(picks);
+      from[lane] = uint8_t(picks[lane]);
+      const int own[2] = {int(best[lane] & 0xffff) + x * x, int(best[lane] >> 16) + x * x};
       KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i) {
-        const int off = x - levels[lane].v[i], sum = best[i / kBranches] + off * off;
-        sums[lane].v[i] = sum < 65535 ? sum : 65535;
-      }
+      for (int i = 0; i < kStatesEach; ++i)  // (x - level)^2 as level (-2 x) + level^2, and x^2 above
+        sums[lane].v[i] =
+            least_sum(levels[lane].v[i] * (-2 * x) + levels[lane].square[i], own[i / kBranches], 65535);
     });
     if (index % formats::kTrellisAgeing == formats::kTrellisAgeing - 1) age(warp, sums);
     warp.each([&](int lane) {
@@ -134,7 +165,7 @@ struct WarpTrellis {
 
   // Values first, first + 1, ... of the ring of d, n of them; returns which half has the costs.
   template <int D>
-  static KVASIR_CODEC int walk(const Warp& warp, TrellisScratch<D>& scratch, const PerLane<States>& levels,
+  static KVASIR_CODEC int walk(const Warp& warp, TrellisScratch<D>& scratch, const PerLane<Levels>& levels,
                                int first, int n, int d) {
     for (int i = 0; i < n; ++i) {
       const int t = first + i < d ? first + i : first + i - d;
@@ -160,7 +191,7 @@ struct WarpTrellis {
   // Trellis::search.
   template <int D>
   static KVASIR_CODEC void search(const Warp& warp, TrellisScratch<D>& scratch, int d) {
-    PerLane<States> levels;
+    PerLane<Levels> levels;
     load_levels(warp, state_levels<b>(), levels);
     start(warp, scratch.cost[0], 0, -1);
     constexpr int kAll = formats::kTrellisBefore + formats::kTrellisAfter;
@@ -177,7 +208,7 @@ struct WarpTrellis {
   template <int D>
   static KVASIR_CODEC int search_open(const Warp& warp, TrellisScratch<D>& scratch, const int8_t* table,
                                       int d) {
-    PerLane<States> levels;
+    PerLane<Levels> levels;
     load_levels(warp, table, levels);
     start(warp, scratch.cost[0], 0, -1);
     const int now = walk(warp, scratch, levels, 0, d, d);

@@ -51,6 +51,10 @@ struct Warp {
   __device__ __forceinline__ uint32_t ballot(const PerLane<bool>& v) const {
     return __ballot_sync(~0u, v.value);
   }
+  // What the other lane of each pair 2 m, 2 m + 1 has.
+  __device__ __forceinline__ PerLane<uint32_t> neighbours(const PerLane<uint32_t>& v) const {
+    return {__shfl_xor_sync(~0u, v.value, 1)};
+  }
   template <typename T>
   __device__ __forceinline__ T of(const PerLane<T>& v, int lane) const {
     return __shfl_sync(~0u, v.value, lane);
@@ -65,6 +69,11 @@ KVASIR_CODEC int nearest_int(float v) { return __float2int_rn(v); }
 KVASIR_CODEC int first_bit(uint32_t mask) { return __ffs(int(mask)) - 1; }
 KVASIR_CODEC float root(float v) { return __fsqrt_rn(v); }
 KVASIR_CODEC double root(double v) { return __dsqrt_rn(v); }
+// The lesser of each half, and where it is the first's (also of equals).
+KVASIR_CODEC uint32_t least_halves(uint32_t a, uint32_t b, bool& high, bool& low) {
+  return __vibmin_u16x2(a, b, &high, &low);
+}
+KVASIR_CODEC int least_sum(int a, int b, int limit) { return __viaddmin_s32(a, b, limit); }
 KVASIR_CODEC uint32_t load_pair(const uint16_t* p) { return *reinterpret_cast<const uint32_t*>(p); }
 KVASIR_CODEC void store_four(uint16_t* p, const uint32_t (&words)[4]) {
   *reinterpret_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
@@ -106,6 +115,11 @@ struct Warp {
     for (int l = 0; l < 32; ++l) out |= uint32_t(v[l]) << l;
     return out;
   }
+  PerLane<uint32_t> neighbours(const PerLane<uint32_t>& v) const {
+    PerLane<uint32_t> out;
+    for (int l = 0; l < 32; ++l) out[l] = v[l ^ 1];
+    return out;
+  }
   template <typename T>
   T of(const PerLane<T>& v, int l) const {
     return v[l];
@@ -120,6 +134,12 @@ KVASIR_CODEC int nearest_int(float v) { return int(std::nearbyint(v)); }
 KVASIR_CODEC int first_bit(uint32_t mask) { return __builtin_ctz(mask); }
 KVASIR_CODEC float root(float v) { return std::sqrt(v); }
 KVASIR_CODEC double root(double v) { return std::sqrt(v); }
+KVASIR_CODEC uint32_t least_halves(uint32_t a, uint32_t b, bool& high, bool& low) {
+  high = a >> 16 <= b >> 16;
+  low = (a & 0xffff) <= (b & 0xffff);
+  return (low ? a & 0xffff : b & 0xffff) | (high ? a & 0xffff0000u : b & 0xffff0000u);
+}
+KVASIR_CODEC int least_sum(int a, int b, int limit) { return a + b < limit ? a + b : limit; }
 KVASIR_CODEC uint32_t load_pair(const uint16_t* p) {
   uint32_t word;
   std::memcpy(&word, p, sizeof word);
