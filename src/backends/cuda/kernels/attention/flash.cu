@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(32 * WM * WD)
   uint8_t* const v_pairs = a.kv.v_form == a.kv.k_form ? k_pairs : k_pairs + pair_bytes(a.kv.k_form);
   if (pairs) {
     copy_pairs(a.kv.k_form, k_pairs);
-    if (v_pairs != k_pairs) copy_pairs(a.kv.v_form, v_pairs);
+    if (a.kv.v_form != a.kv.k_form) copy_pairs(a.kv.v_form, v_pairs);
   }
   wait_for_inputs();
   const int group = a.n_head / a.kv.n_kv, head_tile = int(blockIdx.y) % head_tiles,

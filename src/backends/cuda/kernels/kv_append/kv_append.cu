@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(512) encode_kernel(KvView kv, StepView step) {
     encode_quick_row(form, from + int64_t(token) * d, d, token, to, lane, scratch[warp]);
 }
 
-constexpr int kSearchWarps = 8;
+constexpr int kSearchWarps = 4;
 
 // The index of the step's k-th row that is the last of its page, or -1.
 __device__ int filling_row(const StepView& step, int n_rows, int k, int lane) {
@@ -222,7 +222,7 @@ struct EncodeArgs {
   int32_t* fault;
 };
 
-// Pages by blockIdx.x, KV head and side by .y, eight tokens by .z: a warp a row.
+// Pages by blockIdx.x, KV head and side by .y, tokens by .z: a warp a row.
 template <int D>
 __global__ void __launch_bounds__(32 * kSearchWarps)
     search_kernel(const __grid_constant__ EncodeArgs a, StepView step, int n_rows) {

@@ -28,16 +28,18 @@ KVASIR_CODEC RowPlace place_row(KvForm form, int d, int token, uint8_t* region) 
 KVASIR_CODEC float row_value(const uint16_t* x, int i) { return half_value(x[i]) + 0.0f; }
 KVASIR_CODEC uint16_t scale_half(float v) { return nearest_half(held(v, -65504.0f, 65504.0f)); }
 
-// scratch codes -> `bits` bits each, 8 codes a lane at a time.
+// scratch codes -> `bits` bits each, 8 codes a lane at a time. Groups of `group` codes whose bit is set in
+// `zeros` are cleared.
 template <int bits>
-KVASIR_CODEC void pack_codes(const Warp& warp, const uint8_t* code, int n, bool zero, uint8_t* to) {
+KVASIR_CODEC void pack_codes(const Warp& warp, const uint8_t* code, int n, int group, uint32_t zeros,
+                             uint8_t* to) {
   warp.sync();
   warp.each([&](int lane) {
     for (int g = lane; g < n / 8; g += 32) {
       uint32_t packed = 0;
       KVASIR_UNROLL
       for (int j = 0; j < 8; ++j) packed |= uint32_t(code[8 * g + j]) << (bits * j);
-      if (zero) packed = 0;
+      if (zeros >> (8 * g / group) & 1u) packed = 0;
       KVASIR_UNROLL
       for (int j = 0; j < bits; ++j) to[g * bits + j] = uint8_t(packed >> (8 * j));
     }
@@ -113,7 +115,9 @@ KVASIR_CODEC bool encode_book(const Warp& warp, const uint16_t* x, int d, int gr
                               uint8_t* code, const RowPlace& to) {
   const LevelLanes level_of(warp, book);
   bool fits = true;
-  for (int g = 0; g < d / group; ++g) {
+  uint32_t zeros = 0;
+  KVASIR_UNROLL_4  // groups are independent chains of sums
+      for (int g = 0; g < d / group; ++g) {
     const int first = g * group;
     PerLane<float> sum, products, levels;
     warp.each([&](int lane) {
@@ -142,9 +146,10 @@ KVASIR_CODEC bool encode_book(const Warp& warp, const uint16_t* x, int d, int gr
     fits = fits && exact < kScaleOverflow;
     if (!to.codes) continue;
     const uint16_t scale = scale_half(exact);
-    pack_codes<bits>(warp, code + first, group, scale == 0, to.codes + first / 8 * bits);
+    zeros |= uint32_t(scale == 0) << g;
     put_scale(warp, to.scales + g, scale);
   }
+  if (to.codes) pack_codes<bits>(warp, code, d, group, zeros, to.codes);
   return fits;
 }
 
@@ -186,7 +191,7 @@ KVASIR_CODEC bool encode_polar(const Warp& warp, const uint16_t* x, int d, uint8
     const bool zero = of_block <= 1e-10f || scale == 0;
     fits = fits && (zero || exact < kScaleOverflow);
     if (!to.codes) continue;
-    pack_codes<4>(warp, code + 128 * b, 128, zero, to.codes + 64 * b);
+    pack_codes<4>(warp, code + 128 * b, 128, 128, zero, to.codes + 64 * b);
     put_scale(warp, to.scales + b, zero ? uint16_t(0) : scale);
     warp.each([&](int lane) {
       if (lane == 0) {
@@ -285,7 +290,7 @@ KVASIR_CODEC void encode_trellis(const Warp& warp, const uint16_t* x, int d, Tre
     const float energy = warp.fold(levels), exact = energy > 0 ? warp.fold(products) / energy : 0.0f;
     scale = scale_half(exact > 0 ? exact : 0.0f);
   }
-  pack_codes<b>(warp, scratch.code, d, scale == 0, to.codes);
+  pack_codes<b>(warp, scratch.code, d, d, scale == 0, to.codes);
   put_scale(warp, to.scales, scale);
 }
 

@@ -33,39 +33,55 @@ __device__ __forceinline__ uint32_t load_symbols(const uint8_t* data, int row, i
   }
 }
 
-// Values 8 column .. 8 column + 7 of a row.
+// Values 8 column .. 8 column + 7 of a row, as they lie.
+struct RawUnit {
+  uint32_t codes, more;  // of a trellis type: what is before them; q5_0: their fifth bits
+  __half scale;
+};
 template <int D, KvForm F>
-__device__ __forceinline__ int4 expand_unit(const uint8_t* data, int row, int column,
-                                            const LevelBytes& levels, const KvTables& tables) {
+__device__ __forceinline__ RawUnit load_unit(const uint8_t* data, int row, int column) {
   constexpr RegionPlanes kPlanes(F, D);
   constexpr int b = code_bits(F), kEach = scale_block(F) == 0 ? D : scale_block(F);  // values a scale
+  RawUnit raw{0, 0, {}};
   if constexpr (F == KvForm::kTbq3Tcq) {
     const uint8_t* block = data + (row * (D / 128) + column / 16) * kTcqBlockBytes;
     const int at = kTcqStreamAt + 3 * (column % 16);
     const uint32_t* words = reinterpret_cast<const uint32_t*>(block) + at / 4;
-    const uint32_t bits = __funnelshift_r(words[0], words[1], 8 * (at % 4));
-    const float d = __half2float(*reinterpret_cast<const __half*>(block));
-    __half out[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) out[j] = __float2half_rn(tables.tcq_level[bits >> (3 * j) & 511] * d);
-    return *reinterpret_cast<const int4*>(out);
-  } else {
-    const __half scale = reinterpret_cast<const __half*>(
-        data + kPlanes.scales_at())[row * scales_of_row(F, D) + column * 8 / kEach];
-    if constexpr (trellis(F)) {
-      uint32_t before;
-      const uint32_t symbols = load_symbols<D, b>(data, row, column, before);
-      return expand_trellis<b>(symbols, before, scale, levels.pairs);
-    } else if constexpr (b == 3) {
-      return scale_halves(expand_codes<3>(levels, load_24(data, (row * (D / 8) + column) * 3)), scale);
-    } else {
-      const uint32_t codes = reinterpret_cast<const uint32_t*>(data)[row * (D / 8) + column];
-      if constexpr (F == KvForm::kQ4_0) return expand_steps<8>(codes, 0, scale);
-      if constexpr (F == KvForm::kQ5_0)
-        return expand_steps<16>(codes, (data + kPlanes.high_at())[row * (D / 8) + column], scale);
-      return scale_halves(expand_codes<4>(levels, codes), scale);
-    }
+    raw.codes = __funnelshift_r(words[0], words[1], 8 * (at % 4));
+    raw.scale = *reinterpret_cast<const __half*>(block);
+    return raw;
   }
+  raw.scale = reinterpret_cast<const __half*>(
+      data + kPlanes.scales_at())[row * scales_of_row(F, D) + column * 8 / kEach];
+  if constexpr (trellis(F))
+    raw.codes = load_symbols<D, b>(data, row, column, raw.more);
+  else if constexpr (b == 3)
+    raw.codes = load_24(data, (row * (D / 8) + column) * 3);
+  else
+    raw.codes = reinterpret_cast<const uint32_t*>(data)[row * (D / 8) + column];
+  if constexpr (F == KvForm::kQ5_0) raw.more = (data + kPlanes.high_at())[row * (D / 8) + column];
+  return raw;
+}
+
+template <KvForm F>
+__device__ __forceinline__ int4 expand_unit(const RawUnit& raw, const LevelBytes& levels,
+                                            const KvTables& tables) {
+  if constexpr (F == KvForm::kTbq3Tcq) {
+    const float d = __half2float(raw.scale);
+    uint32_t out[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const __half2 pair = __floats2half2_rn(tables.tcq_level[raw.codes >> (6 * k) & 511] * d,
+                                             tables.tcq_level[raw.codes >> (6 * k + 3) & 511] * d);
+      out[k] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+    return {int(out[0]), int(out[1]), int(out[2]), int(out[3])};
+  }
+  if constexpr (trellis(F)) return expand_trellis<code_bits(F)>(raw.codes, raw.more, raw.scale, levels.pairs);
+  if constexpr (F == KvForm::kQ4_0) return expand_steps<8>(raw.codes, 0, raw.scale);
+  if constexpr (F == KvForm::kQ5_0) return expand_steps<16>(raw.codes, raw.more, raw.scale);
+  if constexpr (!trellis(F) && F != KvForm::kTbq3Tcq && F != KvForm::kQ4_0 && F != KvForm::kQ5_0)
+    return scale_halves(expand_codes<code_bits(F)>(levels, raw.codes), raw.scale);
 }
 
 // Bytes of a type's TrellisPairs.
@@ -92,12 +108,24 @@ inline __device__ __noinline__ void copy_pairs(KvForm form, uint8_t* to) {
 template <int D, int kThreads, KvForm F>
 __device__ __noinline__ void load_units(const uint8_t* data, int low, int high, const LevelBytes& levels,
                                         const KvTables& tables, __half* tile) {
-#pragma unroll 4
-  for (int unit = int(threadIdx.x); unit < kRegionRows * D / 8; unit += kThreads) {
-    const int row = unit / (D / 8), column = unit % (D / 8);
-    int4 v{0, 0, 0, 0};
-    if (row >= low && row < high) v = expand_unit<D, F>(data, row, column, levels, tables);
-    *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
+  constexpr int kEach = kRegionRows * D / 8 / kThreads, kBatch = kEach < 8 ? kEach : 8;
+  static_assert(kEach % kBatch == 0);
+#pragma unroll 1
+  for (int first = 0; first < kEach; first += kBatch) {
+    RawUnit raw[kBatch];  // a batch of loads in flight at a time
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int unit = (first + i) * kThreads + int(threadIdx.x);
+      raw[i] = load_unit<D, F>(data, unit / (D / 8), unit % (D / 8));
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
+                column = unit % (D / 8);
+      int4 v = expand_unit<F>(raw[i], levels, tables);
+      if (row < low || row >= high) v = {0, 0, 0, 0};
+      *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
+    }
   }
 }
 

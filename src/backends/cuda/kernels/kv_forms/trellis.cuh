@@ -51,14 +51,14 @@ struct WarpTrellis {
     warp.sync();
   }
 
-  // Of predecessors first .. first + n - 1 of groups 2 m and 2 m + 1 the cheapest, the lowest of equals:
+  // Of the n predecessors of groups 2 m and 2 m + 1 the cheapest, the lowest of equals:
   // costs in the halves of a word, and which in the nibbles of `picks`.
   template <int n>
-  static KVASIR_CODEC uint32_t choose(const uint16_t* cost, int first, int m, uint32_t& picks) {
+  static KVASIR_CODEC uint32_t choose(const uint16_t* cost, int m, uint32_t& picks) {
     uint32_t best[n], low[n], high[n];
     KVASIR_UNROLL
     for (int p = 0; p < n; ++p) {
-      best[p] = load_pair(cost + (first + p) * kGroups + 2 * m);
+      best[p] = load_pair(cost + p * kGroups + 2 * m);
       low[p] = high[p] = uint32_t(p);
     }
     KVASIR_UNROLL
@@ -73,40 +73,29 @@ struct WarpTrellis {
     return best[0];
   }
 
-  // The same of all predecessors of a lane's groups; with one group a lane, lanes 2 m and 2 m + 1 take half
-  // of them each for both of theirs.
-  static KVASIR_CODEC void choose_all(const Warp& warp, const uint16_t* cost, PerLane<uint32_t>& best,
-                                      PerLane<uint32_t>& picks) {
-    if constexpr (kOwn == 2) {
-      warp.each([&](int lane) { best[lane] = choose<kBranches>(cost, 0, lane, picks[lane]); });
-      return;
-    }
-    constexpr int kHalf = kBranches / 2;
-    PerLane<uint32_t> half, of_half;
-    warp.each([&](int lane) { half[lane] = choose<kHalf>(cost, lane % 2 * kHalf, lane / 2, of_half[lane]); });
-    const PerLane<uint32_t> other = warp.neighbours(half), of_other = warp.neighbours(of_half);
-    warp.each([&](int lane) {
-      const bool odd = lane % 2 != 0;
-      bool in_high, in_low;
-      const uint32_t both =
-          least_halves(odd ? other[lane] : half[lane], odd ? half[lane] : other[lane], in_high, in_low);
-      const uint32_t first = odd ? of_other[lane] : of_half[lane],
-                     second = odd ? of_half[lane] : of_other[lane];
-      const uint32_t low = in_low ? first & 15 : (second & 15) + kHalf,
-                     high = in_high ? first >> 4 : (second >> 4) + kHalf;
-      best[lane] = odd ? both >> 16 : both & 0xffff;
-      picks[lane] = odd ? high : low;
-    });
+  // The same of all predecessors of a lane's groups; of one group in a whole word, as cost and predecessor in
+  // one number.
+  static KVASIR_CODEC uint32_t choose_all(const uint16_t* cost, int lane, uint32_t& picks) {
+    if constexpr (kOwn == 2) return choose<kBranches>(cost, lane, picks);
+    uint32_t key[kBranches];
+    KVASIR_UNROLL
+    for (int p = 0; p < kBranches; ++p) key[p] = uint32_t(cost[p * kGroups + lane]) << 4 | uint32_t(p);
+    KVASIR_UNROLL
+    for (int distance = 1; distance < kBranches; distance *= 2) KVASIR_UNROLL
+    for (int p = 0; p < kBranches; p += 2 * distance)
+      key[p] = key[p + distance] < key[p] ? key[p + distance] : key[p];
+    picks = key[0] & 15;
+    return key[0] >> 4;
   }
 
   static KVASIR_CODEC void step(const Warp& warp, const uint16_t* cost, uint16_t* next, int x,
                                 const PerLane<Levels>& levels, uint8_t* from, int index) {
     PerLane<States> sums;
-    PerLane<uint32_t> best, picks;
-    choose_all(warp, cost, best, picks);
     warp.each([&](int lane) {
-      from[lane] = uint8_t(picks[lane]);
-      const int own[2] = {int(best[lane] & 0xffff) + x * x, int(best[lane] >> 16) + x * x};
+      uint32_t picks;
+      const uint32_t best = choose_all(cost, lane, picks);
+      from[lane] = uint8_t(picks);
+      const int own[2] = {int(best & 0xffff) + x * x, int(best >> 16) + x * x};
       KVASIR_UNROLL
       for (int i = 0; i < kStatesEach; ++i)  // (x - level)^2 as level (-2 x) + level^2, and x^2 above
         sums[lane].v[i] =

@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #define KVASIR_CODEC __device__ __forceinline__
 #define KVASIR_UNROLL _Pragma("unroll")
+#define KVASIR_UNROLL_4 _Pragma("unroll 4")
 #else
 #include <cmath>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "base/half.h"
 #define KVASIR_CODEC inline
 #define KVASIR_UNROLL
+#define KVASIR_UNROLL_4
 #endif
 
 namespace kvasir::cuda {
@@ -50,10 +52,6 @@ struct Warp {
   }
   __device__ __forceinline__ uint32_t ballot(const PerLane<bool>& v) const {
     return __ballot_sync(~0u, v.value);
-  }
-  // What the other lane of each pair 2 m, 2 m + 1 has.
-  __device__ __forceinline__ PerLane<uint32_t> neighbours(const PerLane<uint32_t>& v) const {
-    return {__shfl_xor_sync(~0u, v.value, 1)};
   }
   template <typename T>
   __device__ __forceinline__ T of(const PerLane<T>& v, int lane) const {
@@ -113,11 +111,6 @@ struct Warp {
   uint32_t ballot(const PerLane<bool>& v) const {
     uint32_t out = 0;
     for (int l = 0; l < 32; ++l) out |= uint32_t(v[l]) << l;
-    return out;
-  }
-  PerLane<uint32_t> neighbours(const PerLane<uint32_t>& v) const {
-    PerLane<uint32_t> out;
-    for (int l = 0; l < 32; ++l) out[l] = v[l ^ 1];
     return out;
   }
   template <typename T>
