@@ -23,6 +23,7 @@ struct Shape {
   bool flash;
   float softcap = 0;
   bool given_table = false;  // of tbq3_tcq
+  float key_gain = 1;        // of stored keys, where nothing is compared
 };
 std::string shape_name(const Shape& s) {
   return fmt::format("{}_{}_d{}_h{}k{}_w{}_{}{}", formats::require(s.k).name, formats::require(s.v).name,
@@ -46,7 +47,7 @@ class Bed {
   explicit Bed(const Shape& shape) : shape_(shape), backend_(backends::create_backend("cuda", 1)) {
     const int d = shape.head_dim;
     q_in_ = small_.input("q_raw", DType::f32, shape.n_head * d, kTokens, 1);
-    k_ = small_.input("k", DType::f32, shape.n_kv * d, kTokens, 2);
+    k_ = small_.input("k", DType::f32, shape.n_kv * d, kTokens, 2, shape.key_gain);
     v_ = small_.input("v", DType::f32, shape.n_kv * d, kTokens, 3, 1.5f);
     small_.graph.ropes.push_back({10000.0f, 1, d, {}});
     graph::Op rope;
@@ -387,6 +388,28 @@ TEST(CudaRefuses, HeadsThatABlockOf128DoesNotFit) {
         EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
   }
+}
+
+TEST(CudaRefuses, KeysWhoseScaleF16CannotSay) {
+  KVASIR_NEEDS_CUDA();
+  // Values of a deviation of 8000: f16 holds them, and scales of their size; not the norm of 128 of them.
+  const auto store = [](DType type, int n) -> std::string {
+    Shape shape{type, DType::f16, 128, 2, 1, 0, true};
+    shape.key_gain = 8000;
+    Bed bed(shape);
+    try {
+      bed.step(0, n);
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(store(DType::tbq4_0, 1), "");
+  EXPECT_EQ(store(DType::tbq4_h, 64), "");
+  EXPECT_NE(store(DType::q4_polar, 1).find("layer 0: the key or value of token 0"), std::string::npos);
+  // A search knows its scale when it has ended: when the page is full.
+  EXPECT_EQ(store(DType::tbq3_tcq, 63), "");
+  EXPECT_NE(store(DType::tbq3_tcq, 64).find("layer 0: the key or value of token"), std::string::npos);
 }
 
 TEST(CudaAttentionRepeats, TwentyTimesTheSameBits) {

@@ -268,6 +268,7 @@ size_t CudaExecutable::add_heads(size_t at) {
         if (consumers_[size_t(v)] == 1 && !decisions_.keep_values) it->out = kNone;
       }
       kv = op.kv;
+      args.layer = op.layer;  // what a value that cannot be stored is reported with
       continue;
     }
     const bool norm = op.kind == OpKind::norm && op.head_dim > 0 && op.in[1] == kNone;
