@@ -38,7 +38,7 @@ Arithmetic arithmetic_of(DType type, Kernel kernel) {
     case DType::tbq3_0:
     case DType::tbq4_0:
     case DType::q4_polar:
-      return {1.0 / 127, 1.0 / 16383, 127};  // 8-bit queries and levels, weights in two limbs of 7 bits
+      return {1.0 / 127, 1.0 / 254, 127};  // 8-bit queries, levels and weights
     case DType::qjl1_256:
       return {1.0 / 127, 0};  // 8 bits of the query's sketch
     default:
@@ -65,11 +65,13 @@ double score_bound(const Arithmetic& keys, bool rotated, const ScoreTerms& t) {
   return bound;
 }
 
+double weight_error(const MixTerms& t) {
+  // Exponents and the exponential are rounded (2 ulp).
+  return std::expm1(2 * (t.score_error + 4 * kUnit * (t.top_score + 2)));
+}
+
 double mix_bound(const Arithmetic& values, bool rotated, const MixTerms& t) {
-  // Weights: both the one in question and the sum that divides it move with the scores; exponents and the
-  // exponential are rounded (2 ulp).
-  const double exponent = t.score_error + 4 * kUnit * (t.top_score + 2);
-  double bound = t.spread * std::expm1(2 * exponent);
+  double bound = t.spread * weight_error(t);
   const double wide = std::max(t.spread, t.spread_norm);
   bound += (sum_error(t.n_keys + 8.0) + (rotated ? (std::log2(double(t.head_dim)) + 2) * kUnit : 0)) * wide;
   bound += values.value_error * wide;

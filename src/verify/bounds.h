@@ -21,7 +21,7 @@ struct Arithmetic {
   double weight_step = 0;  // values: of the attention weights' codes
   int level_codes = 0;     // levels are rounded to multiples of the largest over this; 0: they are not
   double value_error = 0;  // of each value as it is multiplied, relative to itself
-  // Steps this wide are noise that would hide a fault: the reference rounds the query and the levels itself.
+  // Steps this wide are noise that would hide a fault: the reference rounds query, levels and weights itself.
   bool coarse() const { return level_codes > 0; }
 };
 // How a kernel works: every type in single precision (without flash attention), integer codes (CPU), or tiles
@@ -56,6 +56,8 @@ struct MixTerms {
   double energy = 0;       // sum_j v_j^2
 };
 double mix_bound(const Arithmetic& values, bool rotated, const MixTerms& t);
+// What a weight may be off by, relative to itself: it moves with its score, and so does the sum that divides it.
+double weight_error(const MixTerms& t);
 
 // Of one element of a product with a matrix whose weights are exact: y = sum_k w_k x_k, where x may be
 // rounded to codes of `step` times the largest magnitude of its block of 32 (0: floats).

@@ -122,9 +122,7 @@ Comparison compare_each(std::span<const Scored> scored, ThreadPool& workers, con
 
 Comparison compare_output(const Rig& rig, const Scored& one, const reference::Rows& values) {
   const RigSpec& spec = rig.spec();
-  const reference::Mixed mixed =
-      reference::mix_head(spec.attention(), one.scores, values, one.place.pos, one.head);
-  const Arithmetic arithmetic = spec.values();
+  Arithmetic arithmetic = spec.values();
   const bool is_rotated = rotated(spec.v);
   MixTerms terms;
   terms.n_keys = int(one.scores.score.size());
@@ -132,12 +130,25 @@ Comparison compare_output(const Rig& rig, const Scored& one, const reference::Ro
   for (const double bound : one.bound) terms.score_error = std::max(terms.score_error, bound);
   for (const double s : one.scores.score) terms.top_score = std::max(terms.top_score, std::fabs(s));
   for (const double w : one.scores.weight) terms.top_weight = std::max(terms.top_weight, w);
+  reference::Scores scores = one.scores;
+  std::vector<reference::Tie> ties;
+  if (arithmetic.coarse()) {  // rounding is part of the expected value, but for ties: each one step of a value
+    reference::round_weights(spec.attention(), values, one.place.pos, one.head, 1 / arithmetic.weight_step,
+                             weight_error(terms) + 4 * kUnit, scores, ties);
+    arithmetic.weight_step = 0;
+  }
+  const reference::Mixed mixed =
+      reference::mix_head(spec.attention(), scores, values, one.place.pos, one.head);
   terms.spread_norm = norm(mixed.spread.data(), spec.head_dim) / std::sqrt(double(spec.head_dim));
   std::vector<double> bounds;
   for (int i = 0; i < spec.head_dim; ++i) {
     terms.spread = mixed.spread[size_t(i)];
     terms.energy = mixed.energy[size_t(i)];
-    bounds.push_back(mix_bound(arithmetic, is_rotated, terms));
+    double bound = mix_bound(arithmetic, is_rotated, terms);
+    for (const reference::Tie& tie : ties)
+      bound += tie.step * std::fabs(values.row(spec.attention(), one.place.pos, tie.pos,
+                                               one.head / (spec.n_head / spec.n_kv))[i]);
+    bounds.push_back(bound);
   }
   const auto out = rig.out(one.place.seq, one.place.pos);
   return compare(out.subspan(size_t(one.head * spec.head_dim), size_t(spec.head_dim)), mixed.out, bounds);

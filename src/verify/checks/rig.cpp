@@ -301,7 +301,7 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
     backends::PagePart part;
     int count;
     bool exact;
-    double* out;
+    double *out, *scale;
     std::vector<std::byte> bytes;
   };
   std::vector<Piece> pieces;
@@ -310,16 +310,18 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
     const int n = done_[size_t(seq)];
     rows.coded.assign(size_t(n) * size_t(n_kv_width()), NAN);
     if (open) rows.exact = rows.coded;
+    if (!keys) rows.scale.assign(size_t(n) * size_t(spec_.n_kv), 0);
     for (int p = 0; p * kPageTokens < n; ++p)
       for (int head = 0; head < spec_.n_kv; ++head) {
         const int count = std::min(kPageTokens, n - p * kPageTokens);
-        const size_t at = (size_t(p) * kPageTokens * size_t(spec_.n_kv) + size_t(head)) * size_t(d);
+        const size_t row = size_t(p) * kPageTokens * size_t(spec_.n_kv) + size_t(head), at = row * size_t(d);
+        double* scale = keys ? nullptr : rows.scale.data() + row;
         if (!open || count == kPageTokens)
           pieces.push_back({seq, p, head, keys ? PagePart::kKeys : PagePart::kValues, count, false,
-                            rows.coded.data() + at, {}});
+                            rows.coded.data() + at, scale, {}});
         if (open)
           pieces.push_back({seq, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues, count, true,
-                            rows.exact.data() + at, {}});
+                            rows.exact.data() + at, nullptr, {}});
       }
   }
   const auto read = [&](Piece& piece) { piece.bytes = page(piece.seq, piece.page, piece.head, piece.part); };
@@ -339,6 +341,7 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
         codec->decode_rounded(row, d, level_codes, out);
       else
         codec->decode(row, d, out);
+      if (piece.scale) piece.scale[t * spec_.n_kv] = codec->largest_scale(row, d);
       codec->from_basis(side, out, d);
     }
   });

@@ -89,6 +89,28 @@ Mixed mix_head(const AttentionSpec& spec, const Scores& scores, const Rows& valu
   return result;
 }
 
+void round_weights(const AttentionSpec& spec, const Rows& values, int pos, int head, double codes, double slack,
+                   Scores& scores, std::vector<Tie>& ties) {
+  constexpr int kTogether = 128;
+  const size_t kv_head = size_t(head / (spec.n_head / spec.n_kv));
+  const auto scale = [&](int j) {
+    return values.is_exact(spec, pos, j) ? 0 : values.scale[size_t(j) * size_t(spec.n_kv) + kv_head];
+  };
+  for (int begin = scores.first / kTogether * kTogether; begin <= pos; begin += kTogether) {
+    const int first = std::max(begin, scores.first), end = std::min(begin + kTogether, pos + 1);
+    double top = 0;
+    for (int j = first; j < end; ++j) top = std::max(top, scores.weight[size_t(j - scores.first)] * scale(j));
+    for (int j = first; j < end && top > 0; ++j) {
+      const double row_scale = scale(j);
+      if (row_scale == 0) continue;
+      double& weight = scores.weight[size_t(j - scores.first)];
+      const double code = weight * row_scale * codes / top, step = top / codes / row_scale;
+      if (std::fabs(code - std::trunc(code) - 0.5) < slack * code) ties.push_back({j, step});
+      weight = std::nearbyint(code) * step;
+    }
+  }
+}
+
 Part part_of(const Scores& head, const AttentionSpec& spec, const Rows& values, int pos, int query_head,
              int begin, int end) {
   Part part;

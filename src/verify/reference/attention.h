@@ -20,6 +20,7 @@ bool reads_exact(const AttentionSpec& spec, int query_page, int key_page);
 // Keys or values of one sequence: [n][n_kv * head_dim]. `exact` is empty when the type has no exact pages.
 struct Rows {
   std::vector<double> coded, exact;
+  std::vector<double> scale;  // [n][n_kv] of values: Codec::largest_scale of what is encoded
   bool is_exact(const AttentionSpec& spec, int query_pos, int pos) const {
     return !exact.empty() && reads_exact(spec, query_pos / kPage, pos / kPage);
   }
@@ -44,6 +45,16 @@ struct Mixed {
   std::vector<double> energy;  // sum_j v_j^2 over the visible values
 };
 Mixed mix_head(const AttentionSpec& spec, const Scores& scores, const Rows& values, int pos, int head);
+
+// Weights of values that are not read exactly as kernels round them: times the row's scale to a multiple of the
+// largest such product among 128 keys (aligned by position) over `codes`. Weights that lie within `slack`
+// (relative) of a tie are appended to `ties`, with what one step is worth.
+struct Tie {
+  int pos;
+  double step;
+};
+void round_weights(const AttentionSpec& spec, const Rows& values, int pos, int head, double codes, double slack,
+                   Scores& scores, std::vector<Tie>& ties);
 
 // What a part of the keys contributes: the merge of two parts is exact.
 struct Part {

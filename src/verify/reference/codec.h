@@ -45,6 +45,8 @@ class Codec {
   }
   // With a residual that rows carry and attention leaves out; a type without one: as decode.
   virtual void decode_residual(const std::byte* row, int d, double* out) const { decode(row, d, out); }
+  // What a kernel multiplies the weight of a value row by before it rounds the product: the row's largest scale.
+  virtual double largest_scale(const std::byte* /*row*/, int /*d*/) const { return 1; }
   // The best codes, and the scale each type prescribes, in double precision.
   virtual void encode(const double* x, int d, std::byte* row) const = 0;
   // `best`: what encode gives for x.

@@ -60,12 +60,17 @@ int product15(int a, int b) { return int(std::floor((double(a) * b + 16384) / 32
 
 }  // namespace
 
+double ScaledCodec::largest_scale(const std::byte* row, int d) const {
+  double top = 0;
+  for (int g = 0; g < d / group(d); ++g) top = std::max(top, from_f16(scale(row, d, g)));
+  return top;
+}
+
 void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double* out) const {
   // Whole numbers of steps of the row's largest value, whichever group has it. Ties are single precision's
   // choice, as planar_image_body.h has it: near-ties are far more than rounding in the rest.
   const std::vector<double>& levels = levels_of(d);
-  double top = 0;
-  for (int g = 0; g < d / group(d); ++g) top = std::max(top, from_f16(scale(row, d, g)));
+  const double top = largest_scale(row, d);
   const float largest = float(levels.back() / level_unit()),
               unit = float(level_unit()) * largest / float(codes);
   const float inverse = top > 0 ? 1.0f / (float(top) * unit) : 0.0f;

@@ -29,6 +29,7 @@ class ScaledCodec : public Codec {
  public:
   void decode(const std::byte* row, int d, double* out) const override;
   void decode_rounded(const std::byte* row, int d, int codes, double* out) const override;
+  double largest_scale(const std::byte* row, int d) const override;
   void encode(const double* x, int d, std::byte* row) const override;
   RowFaults check(const double* x, int d, const std::byte* row, const std::byte* best) const override;
 

@@ -58,11 +58,16 @@ class TcqCodec final : public Codec {
     for (int i = 0; i < d; ++i) out[i] = scale(row, i) * levels_[size_t(state(row, i))];
   }
 
+  double largest_scale(const std::byte* row, int d) const override {
+    double top = 0;
+    for (int i = 0; i < d; i += kBlock) top = std::max(top, scale(row, i));
+    return top;
+  }
+
   // As image_source.h of the CPU has it: levels in whole steps of the largest over `codes`, then a share of
   // the row's largest scale in 1 / 32768.
   void decode_rounded(const std::byte* row, int d, int codes, double* out) const override {
-    double top = 0;
-    for (int i = 0; i < d; i += kBlock) top = std::max(top, scale(row, i));
+    const double top = largest_scale(row, d);
     const double step = top_ / codes;
     for (int i = 0; i < d; ++i) {
       const float share = top > 0 ? float(scale(row, i)) / float(top) : 0.0f;

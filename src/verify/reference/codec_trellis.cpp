@@ -41,6 +41,10 @@ class TrellisCodec final : public Codec {
     for (int t = 0; t < d; ++t) out[t] = scale * double(path[size_t(t)]);
   }
 
+  double largest_scale(const std::byte* row, int d) const override {
+    return from_f16(u16_at(row + d * bits_ / 8));
+  }
+
   void encode(const double* x, int d, std::byte* row) const override {
     std::memset(row, 0, row_bytes(d));
     const double rms = root_of_squares(x, d) / std::sqrt(double(d));

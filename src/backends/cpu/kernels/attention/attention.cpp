@@ -106,8 +106,8 @@ std::string explain(DType k, DType v, int head_dim) {
 }
 
 constexpr int kSplitRows = 128;    // query rows over all KV heads up to which the keys are split
-constexpr int kSplitItems = 64;    // as many items as are wanted of a split
-constexpr int kUnsplitItems = 16;  // likewise without a split
+constexpr int kSplitItems = 64;    // from as many on, chunks of a split are taken by spans
+constexpr int kLeastItems = 16;    // fewer would not feed the threads
 
 // How a flash call is cut. Everything follows from shapes and positions.
 struct Cut {
@@ -118,6 +118,8 @@ struct Cut {
   bool split;
   int unit;  // chunks a unit of a split: 1 or kSpanChunks
   int n_units;
+  int n_together;  // units an item takes, so that queries are packed once for them
+  int n_groups;    // of so many units
 
   int unit_begin(int u) const { return u == 0 ? first_chunk : (first_chunk / unit + u) * unit; }
   int unit_end(int u) const { return std::min(end_chunk, (first_chunk / unit + u + 1) * unit); }
@@ -131,15 +133,18 @@ Cut cut(const AttentionArgs& args) {
   Cut c{};
   c.n_rows = args.n_rows * (args.n_head / args.n_kv);
   c.split = c.n_rows * args.n_kv <= kSplitRows;
-  const int wanted = (c.n_rows * args.n_kv / kUnsplitItems + 7) / 8 * 8;
+  const int wanted = (c.n_rows * args.n_kv / kLeastItems + 7) / 8 * 8;
   c.block_rows = c.split ? kBlockRows : std::clamp(wanted, 8, kBlockRows);
   c.n_blocks = (c.n_rows + c.block_rows - 1) / c.block_rows;
   c.first_chunk = visible(args, args.rows[0].pos).begin / kChunk;
   c.end_chunk = args.rows[args.n_rows - 1].pos / kChunk + 1;
   c.unit = 1;
   if (!c.split) return c;
-  if (int64_t(c.end_chunk - c.first_chunk) * c.n_blocks * args.n_kv > kSplitItems) c.unit = kSpanChunks;
+  if (int64_t(c.end_chunk - c.first_chunk) * c.n_blocks * args.n_kv >= kSplitItems) c.unit = kSpanChunks;
   c.n_units = units(c.first_chunk, c.end_chunk, c.unit);
+  const int64_t n_items = int64_t(c.n_units) * c.n_blocks * args.n_kv;
+  c.n_together = c.unit == 1 ? int(std::clamp<int64_t>(n_items / kLeastItems, 1, kSpanChunks)) : 1;
+  c.n_groups = (c.n_units + c.n_together - 1) / c.n_together;
   return c;
 }
 
@@ -261,11 +266,12 @@ AttentionPlan plan_attention(const AttentionArgs& args) {
     return plan;
   }
   const Cut c = cut(args);
-  plan.n_items[0] = int64_t(args.n_kv) * c.n_blocks * (c.split ? c.n_units : 1);
+  plan.n_items[0] = int64_t(args.n_kv) * c.n_blocks * (c.split ? c.n_groups : 1);
   plan.thread_bytes = flash_thread_bytes(*args.variant, args.head_dim);
   if (c.split) {
     plan.n_items[1] = int64_t(c.n_rows) * args.n_kv;
-    plan.shared_bytes = round64(sizeof(float) * partial_floats(c, args.head_dim) * size_t(plan.n_items[0]));
+    plan.shared_bytes = round64(sizeof(float) * partial_floats(c, args.head_dim) * size_t(args.n_kv) *
+                                size_t(c.n_blocks) * size_t(c.n_units));
   }
   return plan;
 }
@@ -317,9 +323,9 @@ void run_flash(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   const int group_heads = args.n_head / args.n_kv;
   int block, unit = 0;
   if (c.split) {
-    unit = int(index % c.n_units);
-    block = int(index / c.n_units % c.n_blocks);
-    item.kv_head = int(index / c.n_units / c.n_blocks);
+    unit = int(index % c.n_groups) * c.n_together;
+    block = int(index / c.n_groups % c.n_blocks);
+    item.kv_head = int(index / c.n_groups / c.n_blocks);
   } else {
     block = c.n_blocks - 1 - int(index / args.n_kv);  // later rows see more keys: longest items first
     item.kv_head = int(index % args.n_kv);
@@ -331,9 +337,12 @@ void run_flash(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   item.chunk_begin = visible(args, first).begin / kChunk;
   item.chunk_end = last / kChunk + 1;
   if (c.split) {
-    item.chunk_begin = std::max(item.chunk_begin, c.unit_begin(unit));
-    item.chunk_end = std::min(item.chunk_end, c.unit_end(unit));
+    item.n_parts = std::min(c.n_together, c.n_units - unit);
+    item.part_chunk = c.unit_begin(unit);
+    item.chunk_begin = std::max(item.chunk_begin, item.part_chunk);
+    item.chunk_end = std::min(item.chunk_end, c.unit_end(unit + item.n_parts - 1));
     item.partial = partial_at(args, c, shared, item.kv_head, block, unit);
+    item.part_stride = partial_floats(c, args.head_dim);
   }
   variant.kernels->flash(item, scratch);
 }

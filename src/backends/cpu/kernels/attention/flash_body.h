@@ -106,8 +106,9 @@ struct Flash {
   int group_heads;                          // query heads a KV head
   size_t key_bytes, region;                 // of one head's key region; where this KV head starts in a page
   size_t exact_keys = 0, exact_region = 0;  // the same of an exact page
-  // Packed: roped at pos; roped at pos + shift. The second pair meets exact pages.
+  // Packed: roped at pos; roped at pos + shift. The second pair meets exact pages, packed once there are any.
   std::byte *query[2], *exact_query[2];
+  bool exact_packed = false;
   float* scores;                // [kBlockRows][kChunk]
   float *m, *l, *keep, *blend;  // of one chunk
   State span, total;
@@ -175,7 +176,8 @@ struct Flash {
     return args.exact.page(args.exact_table[p]) + exact_region;
   }
 
-  void pack_queries() {
+  // Packs both forms of the queries for `keys`.
+  void pack_queries(const KeyProducer& keys, std::byte* const* packed) const {
     const float scale = args.scale * 1.44269504088896341f;  // scores in units of log2
     const float* sources[2] = {args.q, args.q_shifted ? args.q_shifted : nullptr};
     for (int form = 0; form < 2; ++form) {
@@ -192,9 +194,7 @@ struct Flash {
           item.rotate(formats::kKeys, rows[i], rotated[i], args.head_dim);
           rows[i] = rotated[i];
         }
-        item.keys->pack_query(rows, tiles[t], args.head_dim, scale, query[form]);
-        if (item.exact_keys)
-          item.exact_keys->pack_query(rows, tiles[t], args.head_dim, scale, exact_query[form]);
+        keys.pack_query(rows, tiles[t], args.head_dim, scale, packed[form]);
       }
     }
   }
@@ -251,7 +251,9 @@ struct Flash {
     }
   }
 
-  void score_exact(ScoreTask task, const std::byte* keys, const std::byte* packed) const {
+  void score_exact(ScoreTask task, const std::byte* keys, const std::byte* packed) {
+    if (!exact_packed) pack_queries(*item.exact_keys, exact_query);
+    exact_packed = true;
     task.keys = keys;
     task.query = packed;
     for (auto& values : task.values) values = keys;
@@ -357,10 +359,9 @@ struct Flash {
     clear(span, item.n_rows, args.head_dim);
   }
 
-  void write_partial() {
-    float* p = item.partial;
-    __builtin_memcpy(p, span.m, sizeof(float) * item.n_rows);
-    __builtin_memcpy(p + item.n_rows, span.l, sizeof(float) * item.n_rows);
+  void write_part(float* part) const {
+    __builtin_memcpy(part, span.m, sizeof(float) * item.n_rows);
+    __builtin_memcpy(part + item.n_rows, span.l, sizeof(float) * item.n_rows);
   }
 
   void write_result() {
@@ -371,27 +372,50 @@ struct Flash {
     }
   }
 
+  void run_chunk(int chunk) {
+    chunk_begin = chunk * kChunk;
+    score_chunk();
+    softmax_chunk();
+    merge_factors<Vec>(span.m, span.l, m, l, item.n_rows, keep, blend);
+    mix_chunk(chunk + 1 < item.chunk_end ? page((chunk + 1) * (kChunk / 64)) : nullptr);
+  }
+
+  // The rows' outputs grow where they are wanted.
+  void run_parts() {
+    for (int i = 0; i < item.n_parts; ++i) {
+      float* part = item.partial + size_t(i) * item.part_stride;
+      span.out = part + 2 * item.n_rows;
+      clear(span, item.n_rows, args.head_dim);
+      for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk)
+        if (item.n_parts == 1 || chunk == item.part_chunk + i) run_chunk(chunk);
+      write_part(part);
+    }
+  }
+
+  void run_whole() {
+    clear(span, item.n_rows, args.head_dim);
+    clear(total, item.n_rows, args.head_dim);
+    for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) {
+      run_chunk(chunk);
+      if (chunk + 1 == item.chunk_end || (chunk + 1) % kSpanChunks == 0) merge_span();
+    }
+    write_result();
+  }
+
+  // The keys that are read first arrive while the queries are packed.
+  void prefetch_first_keys() const {
+    const int begin = item.chunk_begin * kChunk, first = (tiles[0].lo > begin ? tiles[0].lo : begin) / kGroupKeys;
+    const std::byte* keys = page(first / 2);
+    for (size_t at = 0; keys && at < key_bytes / 2; at += 64)
+      __builtin_prefetch(keys + (first % 2) * (key_bytes / 2) + at, 0, 2);
+  }
+
   void run() {
     for (float& one : ones) one = 1;
     make_tiles();
-    pack_queries();
-    if (item.partial)
-      span.out = item.partial + 2 * item.n_rows;  // the rows' outputs grow where they are wanted
-    clear(span, item.n_rows, args.head_dim);
-    if (!item.partial) clear(total, item.n_rows, args.head_dim);
-    for (int chunk = item.chunk_begin; chunk < item.chunk_end; ++chunk) {
-      chunk_begin = chunk * kChunk;
-      score_chunk();
-      softmax_chunk();
-      merge_factors<Vec>(span.m, span.l, m, l, item.n_rows, keep, blend);
-      mix_chunk(chunk + 1 < item.chunk_end ? page((chunk + 1) * (kChunk / 64)) : nullptr);
-      const bool span_ends = chunk + 1 == item.chunk_end || (chunk + 1) % kSpanChunks == 0;
-      if (!item.partial && span_ends) merge_span();
-    }
-    if (item.partial)
-      write_partial();
-    else
-      write_result();
+    prefetch_first_keys();
+    pack_queries(*item.keys, query);
+    item.partial ? run_parts() : run_whole();
   }
 };
 

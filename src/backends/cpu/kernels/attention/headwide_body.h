@@ -7,13 +7,16 @@
 //             <= k_scale * (qs / 2 * sum_d |level[d]| + u / 2 * sum_d |q[d]| + head_dim * qs * u / 4)
 //           The rotation leaves no outliers, so max|q| is about 3.5 rms(q) and the two roundings add noise of
 //           0.8 % and 0.6 % (root mean square) to a code's own 10 % (4 bits) or more.
-//   values: w_j = p_j * v_scale_j is rounded to 14 bits of the largest that the row sees in the chunk, in two
-//           limbs of 7 bits that are int8 and uint8 at once:
-//             w14 = nearest(16383 w_j / m) = 128 hi + lo, m = max_j w_j
-//             out[d] += m / 16383 * u * sum_j w14[j] * L8[code[j][d]]     exact in int32
-//           Each w_j is off by at most m / 32766, each level by at most u / 2; m below 1e-30 adds nothing.
+//   values: w_j = p_j * v_scale_j is rounded to 8 bits of the largest that the row sees among the same 128 keys
+//           of the chunk:
+//             w8 = nearest(254 w_j / m), m = max_j w_j        254: w8 - 127 is an int8, and so is its negative
+//             out[d] += sum over both 128 of m / 254 * u * sum_j w8[j] * L8[code[j][d]]     exact in int32
+//           Each w_j is off by at most m / 508, each level by at most u / 2; m below 1e-30 adds nothing. The
+//           error budget of the weights is in docs/kernels.md: with NMSE e of the type, noise of power
+//           sum_j m^2 / (12 * 254^2) beside the type's own e * sum_j w_j^2; at most 128 / (774192 e) of it (one
+//           key with nearly all the weight): 1.8 % of tbq4_h, 2.9 % of tbq4_ht, 2.0 % of tbq4_0, less of fewer bits.
 // Integer sums do not depend on their order and what scales them is a product, so scores and the sums of a
-// chunk have the same bits on every ISA. Scales are not negative (the codecs write no others).
+// chunk (two products and their sum) have the same bits on every ISA. Scales are not negative (the codecs write no others).
 #pragma once
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
@@ -86,12 +89,10 @@ inline void prefetch_line(const Streams& streams, unsigned i) {
 }
 
 // The levels of a type by code; `fault`: with one of them off by 2 % of the largest.
-template <typename Vec>
-typename Vec::Table load_levels(const HeadWideTable& table, Mutation fault) {
-  if (!mutated(fault)) return Vec::load_table(table.rounded);
-  HeadWideTable wrong = table;
-  wrong.rounded[1] += 2;
-  return Vec::load_table(wrong.rounded);
+inline HeadWideTable levels_of(int bits, int head_dim, Mutation fault) {
+  HeadWideTable table = head_wide_table(bits, head_dim);
+  if (mutated(fault)) table.rounded[1] += 2;
+  return table;
 }
 
 // Looks up `n_blocks` blocks of codes once for several tiles.
@@ -170,10 +171,16 @@ struct HeadWideKeys {
     float* scores;
   };
 
+  // What is read next: `lines` of 64 bytes with each block of dimensions.
+  struct Ahead {
+    Streams at;
+    int lines;
+  };
+
   // 2n keys of a group: lanes `first` .. `first` + n - 1 of both halves of 16.
   template <int kRows, int kFrom, typename Scale>
   static void score_lanes(const std::byte* codes, const Scale* key_scales, const typename Vec::Table& table,
-                          int head_dim, int first, const Rows& rows, const Streams& next) {
+                          int head_dim, int first, const Rows& rows, const Ahead& next) {
     I acc[kRows][2];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) acc[i][0] = acc[i][1] = Vec::iset1(rows.starts[i]);
@@ -181,8 +188,7 @@ struct HeadWideKeys {
     const uint8_t* q = rows.codes;
     unsigned line = 0;
     for (int d = 0; d < head_dim; d += kBlockDims, p += kFrom * kImage, q += kBlockDims) {
-#pragma GCC unroll 4
-      for (int l = 0; l < (kFrom == 8 ? 0 : kFrom); ++l) prefetch_line(next, line++);
+      for (int l = 0; l < next.lines; ++l) prefetch_line(next.at, line++);
       const ImageReader<Vec, kFrom> reader(p);
       static_for<kBlockImages / 2>([&](auto j) [[gnu::always_inline]] {
         const I k0 = reader.template levels<2 * j>(table), k1 = reader.template levels<2 * j + 1>(table);
@@ -210,7 +216,7 @@ struct HeadWideKeys {
     template <int kRows>
     struct Score {
       static void call(const std::byte* codes, const Scale* key_scales, const typename Vec::Table& table,
-                       int head_dim, const Rows& rows, const Streams& next) {
+                       int head_dim, const Rows& rows, const Ahead& next) {
         for (int first = 0; first < 16; first += n)
           score_lanes<kRows, kFrom, Scale>(codes, key_scales, table, head_dim, first, rows, next);
       }
@@ -219,16 +225,16 @@ struct HeadWideKeys {
 
   template <int kFrom, typename Scale>
   static void score_tiles(const ScoreTask& task, const std::byte* codes, const Scale* scales,
-                          const typename Vec::Table& table, int head_dim, Streams next) {
+                          const typename Vec::Table& table, int head_dim, Ahead next) {
     const Query query(task.query);
     for (int t = 0; t < task.n_tiles; ++t) {
       const int row = task.tiles[t].row;
       const Rows rows{query.codes + size_t(row) * kStride, query.scales + row, query.starts + row,
                       task.scores + row * kChunk};
       by_rows<From<kFrom, Scale>::template Score, Vec::kTileRows, const std::byte*, const Scale*,
-              const typename Vec::Table&, int, const Rows&, const Streams&>(task.tiles[t].n, codes, scales,
-                                                                            table, head_dim, rows, next);
-      next = still(codes);  // only the first tile waits for memory
+              const typename Vec::Table&, int, const Rows&, const Ahead&>(task.tiles[t].n, codes, scales,
+                                                                          table, head_dim, rows, next);
+      next.lines = 0;  // only the first tile waits for memory
     }
   }
 
@@ -236,24 +242,27 @@ struct HeadWideKeys {
     const int n_blocks = task.head_dim / kBlockDims;
     const size_t group_bytes = size_t(n_blocks) * kBits * kImage;
     const std::byte* codes = task.keys + size_t(task.group) * group_bytes;
-    const auto table = load_levels<Vec>(head_wide_table(kBits, task.head_dim), Mutation::kLevelOff);
+    const auto table = Vec::load_table(levels_of(kBits, task.head_dim, Mutation::kLevelOff).rounded);
     const Streams next = after_keys(task, group_bytes);
     if (task.next)  // scales lie apart from the codes
       __builtin_prefetch(task.next + head_wide_scales(kBits, task.head_dim) + task.next_group * 64, 0, 2);
     const F16* scales = reinterpret_cast<const F16*>(task.keys + head_wide_scales(kBits, task.head_dim)) +
                         task.group * kGroupKeys + mutated(Mutation::kHeadKeyScale);
     if (task.n_tiles < kSpreadTiles)
-      return score_tiles<kBits>(task, codes, scales, table, task.head_dim, next);
+      return score_tiles<kBits>(task, codes, scales, table, task.head_dim, Ahead{next, kBits});
     spread_blocks<Vec, kBits>(codes, n_blocks, table, next, 0, task.scratch);
-    score_tiles<8>(task, task.scratch, scales, table, task.head_dim, still(codes));
+    score_tiles<8>(task, task.scratch, scales, table, task.head_dim, Ahead{next, 0});
   }
 };
 
-// Rows of a register tile of values: two limbs of kMixRows rows and kMixPanels panels of 16 dimensions, so
-// that one broadcast of weights serves two products where there are registers for it.
-constexpr int kMixRows = 4;
+// Panels of 16 dimensions of a register tile of values, so that one broadcast of weights serves two products
+// where there are registers for it.
 template <typename Vec>
-constexpr int kMixPanels = Vec::kTileRows > kMixRows ? 2 : 1;
+constexpr int kMixPanels = Vec::kTileRows > 4 ? 2 : 1;
+
+// Keys that share the unit of their weights: half a chunk, aligned by position.
+constexpr int kWeightKeys = 128;
+constexpr int kWeightSpans = kChunk / kWeightKeys;
 
 template <typename Vec, int kBits>
 struct HeadWideValues {
@@ -265,20 +274,17 @@ struct HeadWideValues {
   static constexpr int kSliceBytes =
       4 * kBits * kImage;  // kSlice dimensions of a page: two panels of two blocks
 
-  // Limbs of a row's weights by column: high at 0, low at kChunk.
-  static constexpr int kStride = 2 * kChunk + 64;
+  static constexpr int kStride = kChunk + 64;
   struct Scratch {
-    float* units;       // [kBlockRows]: largest weight / 16383 * step
-    int32_t* biases;    // [kBlockRows]: what the levels' bias adds to the sums, negated
+    float* units;       // [kBlockRows][kWeightSpans]: largest weight / 254 * step
     float* scales;      // [kChunk]
-    uint8_t* limbs;     // [kBlockRows][kStride]
+    uint8_t* weights;   // [kBlockRows][kStride]: w8 - Vec::kWeightBias by column
     std::byte* images;  // [4 pages] slices of levels
     explicit Scratch(std::byte* p)
         : units(reinterpret_cast<float*>(p)),
-          biases(reinterpret_cast<int32_t*>(units + kBlockRows)),
-          scales(reinterpret_cast<float*>(biases + kBlockRows)),
-          limbs(reinterpret_cast<uint8_t*>(scales + kChunk)),
-          images(reinterpret_cast<std::byte*>(limbs + size_t(kBlockRows) * kStride)) {}
+          scales(units + size_t(kBlockRows) * kWeightSpans),
+          weights(reinterpret_cast<uint8_t*>(scales + kChunk)),
+          images(reinterpret_cast<std::byte*>(weights + size_t(kBlockRows) * kStride)) {}
   };
 
   // Whole blocks of tokens that a tile sees; tokens out of sight have weight zero.
@@ -316,60 +322,68 @@ struct HeadWideValues {
     }
   }
 
-  // Calls f(column, weight * scale) for the columns of a tile's pieces, n at a time; zero where the row or
-  // the piece sees nothing.
+  // Calls f(column, weight * scale) for the columns of pieces [first, end) of a tile, n at a time; zero where
+  // the row or the piece sees nothing.
   template <typename Fn>
-  [[gnu::always_inline]] static void walk_weights(const MixTask& task, const TilePieces& tile, int row,
-                                                  const float* scales, const Fn& f) {
+  [[gnu::always_inline]] static void walk_weights(const MixTask& task, const TilePieces& tile, int first,
+                                                  int end, int row, const float* scales, const Fn& f) {
     const int row_lo = task.lo[row] - task.chunk_begin, row_hi = task.hi[row] - task.chunk_begin;
     const float* weights = task.weights + row * kChunk;
-    for (int i = 0; i < tile.count; ++i) {
+    const auto weight = [&](int column) [[gnu::always_inline]] {
+      return Vec::mul(Vec::load(weights + column), Vec::load(scales + column));
+    };
+    for (int i = first; i < end; ++i) {
       const ValuePiece& piece = task.pieces[tile.pieces[i].page];
       const int lo = row_lo > piece.column ? row_lo : piece.column;
       const int hi = row_hi < piece.column + piece.n ? row_hi : piece.column + piece.n;
-      const int end = tile.pieces[i].column + tile.pieces[i].n_blocks * kBlockTokens;
-      for (int column = tile.pieces[i].column; column < end; column += n) {
-        const F w = Vec::mul(Vec::load(weights + column), Vec::load(scales + column));
-        f(column, lo <= column && column + n <= hi ? w : Vec::keep(w, lo - column, hi - column, Vec::zero()));
+      const int begin = tile.pieces[i].column, stop = begin + tile.pieces[i].n_blocks * kBlockTokens;
+      if (lo <= begin && stop <= hi) {
+        for (int column = begin; column < stop; column += n) f(column, weight(column));
+        continue;
       }
+      for (int column = begin; column < stop; column += n)
+        f(column, Vec::keep(weight(column), lo - column, hi - column, Vec::zero()));
     }
   }
 
-  static void split_weights(const MixTask& task, const TilePieces& tile, int row, float step,
+  static void round_weights(const MixTask& task, const TilePieces& tile, int row, float step,
                             const Scratch& scratch) {
-    F most = Vec::zero();
-    walk_weights(task, tile, row, scratch.scales, [&](int, F w) { most = Vec::max(most, w); });
-    const float top = Vec::reduce_max(most);
-    const bool any = top > 1e-30f;
-    const F to_code = Vec::set1(any ? 16383.0f / top : 0.0f);
-    scratch.units[row] = any ? top / 16383.0f * step : 0.0f;
-    uint8_t* limbs = scratch.limbs + size_t(row) * kStride;
-    I sum = Vec::izero();
-    walk_weights(task, tile, row, scratch.scales, [&](int column, F w) {
-      const I code = Vec::to_int(Vec::mul(w, to_code));
-      sum = Vec::iadd(sum, code);
-      Vec::store_u8(limbs + column, Vec::template shift_right<7>(code));
-      Vec::store_u8(limbs + kChunk + column, Vec::bit_and(code, Vec::iset1(127)));
-    });
-    scratch.biases[row] = int32_t(-uint32_t(Vec::kLevelBias) * uint32_t(Vec::reduce_iadd(sum)));
+    uint8_t* codes = scratch.weights + size_t(row) * kStride;
+    float* units = scratch.units + size_t(row) * kWeightSpans;
+    for (int first = 0, end; first < tile.count; first = end) {
+      const int span = tile.pieces[first].column / kWeightKeys;
+      for (end = first + 1; end < tile.count && tile.pieces[end].column / kWeightKeys == span;) ++end;
+      F most = Vec::zero();
+      walk_weights(task, tile, first, end, row, scratch.scales, [&](int, F w) { most = Vec::max(most, w); });
+      const float top = Vec::reduce_max(most);
+      const bool any = top > 1e-30f;
+      const F to_code = Vec::set1(any ? 254.0f / top : 0.0f);
+      units[span] = any ? top / 254.0f * step : 0.0f;
+      if (mutated(Mutation::kWeightUnit) && span > 0) units[span] = units[0];
+      walk_weights(task, tile, first, end, row, scratch.scales, [&](int column, F w) {
+        I code = Vec::to_int(Vec::mul(w, to_code));
+        if (mutated(Mutation::kWeightBit)) code = Vec::bit_and(code, Vec::iset1(127));
+        Vec::store_u8(codes + column, Vec::iadd(code, Vec::iset1(-Vec::kWeightBias)));
+      });
+    }
   }
 
-  // Codes (or levels) of a slice by page.
+  // Levels (or codes) of a slice by page.
   struct Slice {
     const std::byte* pages[4];
     const TilePieces* tile;
   };
   struct Rows {
-    const uint8_t* limbs;
+    const uint8_t* weights;
     const float *units, *keep, *blend;
-    const int32_t* biases;
     float* out;
     int out_stride;
   };
 
   template <int kRows>
   struct Sums {
-    I high[kRows][kPanels], low[kRows][kPanels];
+    I row[kRows][kPanels];
+    I levels[kPanels];  // of kWeightBias for every weight, where they are biased
   };
 
   // Adds a block of tokens.
@@ -381,53 +395,73 @@ struct HeadWideValues {
       I v[kPanels];
       v[0] = first.template levels<z>(table);
       if constexpr (kPanels > 1) v[1] = second.template levels<z>(table);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
-        const I high = Vec::iset1(load_word(w + i * kStride + 4 * z));
-        const I low = Vec::iset1(load_word(w + i * kStride + kChunk + 4 * z));
+        const I word = Vec::iset1(load_word(w + i * kStride + 4 * z));
 #pragma GCC unroll 2
-        for (int panel = 0; panel < kPanels; ++panel) {
-          sums.high[i][panel] = Vec::dot7(sums.high[i][panel], v[panel], high);
-          sums.low[i][panel] = Vec::dot7(sums.low[i][panel], v[panel], low);
-        }
+        for (int panel = 0; panel < kPanels; ++panel)
+          sums.row[i][panel] = Vec::dot_weights(sums.row[i][panel], v[panel], word);
       }
+      if constexpr (Vec::kWeightBias != 0)
+        for (int panel = 0; panel < kPanels; ++panel)
+          sums.levels[panel] =
+              Vec::dot_weights(sums.levels[panel], v[panel], Vec::iset1(0x01010101 * Vec::kWeightBias));
     });
+  }
+
+  // What the sums of a span stand for, beside what `held` has of the span before: to `held`, or, of the last
+  // span, to the output. A chunk is one sum before it meets the others.
+  template <int kRows>
+  [[gnu::always_inline]] static void add_sums(const Sums<kRows>& sums, const Rows& rows, int span, bool last,
+                                              float* out, float (*held)[kPanels][n]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+      for (int j = 0; j < kPanels; ++j) {
+        I sum = sums.row[i][j];
+        if constexpr (Vec::kWeightBias != 0) sum = Vec::iadd(sum, sums.levels[j]);
+        const F own = Vec::mul(Vec::to_float(sum), Vec::set1(rows.units[i * kWeightSpans + span]));
+        const F part = Vec::add(own, Vec::load(held[i][j]));
+        if (!last) {
+          Vec::store(held[i][j], part);
+          continue;
+        }
+        float* o = out + size_t(i) * rows.out_stride + j * kBlockDims;
+        const F old = Vec::mul(Vec::load(o), Vec::set1(rows.keep[i]));
+        Vec::store(o, Vec::fma(part, Vec::set1(rows.blend[i]), old));  // as `merged` of the flash body
+      }
   }
 
   // Panels from `panel` on, lanes from `first` on.
   template <int kRows, int kFrom>
   static void mix_lanes(const Slice& slice, const typename Vec::Table& table, int panel, int first,
                         const Rows& rows, const Streams& next) {
-    Sums<kRows> sums;
-#pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 2
-      for (int j = 0; j < kPanels; ++j) sums.high[i][j] = sums.low[i][j] = Vec::izero();
+    alignas(64) float held[kRows][kPanels][n] = {};
     unsigned line = unsigned(panel) * (4 * kSliceBytes / kImage / 2);
-    for (int piece = 0; piece < slice.tile->count; ++piece) {
-      const Piece& at = slice.tile->pieces[piece];
-      const std::byte* p = slice.pages[at.page] + (at.block * 2 + panel) * kFrom * kImage + first * 4;
-      const uint8_t* w = rows.limbs + at.column;
-      for (int b = 0; b < at.n_blocks; ++b, p += 2 * kFrom * kImage, w += kBlockTokens) {
-        if constexpr (kFrom != 8) {
-#pragma GCC unroll 8
-          for (int l = 0; l < kPanels * kFrom; ++l) prefetch_line(next, line++);
-        }
-        add_block<kRows, kFrom>(p, w, table, sums);
-      }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i)
+    const TilePieces& tile = *slice.tile;
+    for (int i = 0; i < tile.count;) {
+      const int span = tile.pieces[i].column / kWeightKeys;
+      Sums<kRows> sums;
 #pragma GCC unroll 2
       for (int j = 0; j < kPanels; ++j) {
-        float* o = rows.out + size_t(i) * rows.out_stride + (panel + j) * kBlockDims + first;
-        const I low = mutated(Mutation::kLimbLost) ? Vec::izero() : sums.low[i][j];
-        const I limbs = Vec::iadd(Vec::template shift_left32<7>(sums.high[i][j]), low);
-        const I sum = Vec::iadd(limbs, Vec::iset1(rows.biases[i]));
-        const F part = Vec::mul(Vec::to_float(sum), Vec::set1(rows.units[i]));
-        const F old = Vec::mul(Vec::load(o), Vec::set1(rows.keep[i]));
-        Vec::store(o, Vec::fma(part, Vec::set1(rows.blend[i]), old));  // as `merged` of the flash body
+        sums.levels[j] = Vec::izero();
+#pragma GCC unroll 8
+        for (int row = 0; row < kRows; ++row) sums.row[row][j] = Vec::izero();
       }
+      for (; i < tile.count && tile.pieces[i].column / kWeightKeys == span; ++i) {
+        const Piece& at = tile.pieces[i];
+        const std::byte* p = slice.pages[at.page] + (at.block * 2 + panel) * kFrom * kImage + first * 4;
+        const uint8_t* w = rows.weights + at.column;
+        for (int b = 0; b < at.n_blocks; ++b, p += 2 * kFrom * kImage, w += kBlockTokens) {
+          if constexpr (kFrom != 8) {
+#pragma GCC unroll 8
+            for (int l = 0; l < kPanels * kFrom; ++l) prefetch_line(next, line++);
+          }
+          add_block<kRows, kFrom>(p, w, table, sums);
+        }
+      }
+      add_sums<kRows>(sums, rows, span, i == tile.count, rows.out + panel * kBlockDims + first, held);
+    }
   }
 
   template <int kFrom>
@@ -443,62 +477,69 @@ struct HeadWideValues {
     };
   };
 
-  // What is read after slice d: the next slice of each page, or the next chunk's keys.
+  // What is asked for during slice d: the slice after the next of each page, or the next chunk's keys. (The
+  // first two come with the last keys.)
   static Streams after_slice(const MixTask& task, int d) {
-    return after_values(task, d, kSliceBytes, size_t(task.head_dim) * kGroupKeys / 8 * kBits);
+    if (d + kSlice >= task.head_dim && task.next_keys)
+      return split(task.next_keys, size_t(task.head_dim) * kGroupKeys / 8 * kBits);
+    Streams s;
+    for (int i = 0; i < 4; ++i)
+      s.at[i] = reinterpret_cast<const char*>(task.pieces[i < task.n_pieces ? i : 0].values) +
+                size_t(d / kSlice + 2) * kSliceBytes;
+    return s;
   }
 
   // A share of the next chunk's first page of keys with every slice: scoring waits for memory, mixing does
   // not.
-  static void prefetch_keys(const MixTask& task, int d) {
+  static void prefetch_keys(const MixTask& task, int d, int bytes = kSliceBytes) {
     if (!task.next_keys) return;
-    const char* keys = reinterpret_cast<const char*>(task.next_keys) + size_t(d / kSlice) * kSliceBytes;
-    for (int at = 0; at < kSliceBytes; at += kImage) __builtin_prefetch(keys + at, 0, 2);
+    const char* keys = reinterpret_cast<const char*>(task.next_keys) + size_t(d / kSlice) * size_t(bytes);
+    for (int at = 0; at < bytes; at += kImage) __builtin_prefetch(keys + at, 0, 2);
   }
 
-  // One slice: kMixRows rows of a tile at a time.
   template <int kFrom>
   static void mix_tiles(const MixTask& task, const TilePieces* tiles, int d, const Scratch& scratch,
                         Slice slice, const typename Vec::Table& table, Streams next) {
     for (int t = 0; t < task.n_tiles; ++t) {
       if (tiles[t].count == 0) continue;
       slice.tile = tiles + t;
-      const int end = task.tiles[t].row + task.tiles[t].n;
-      for (int row = task.tiles[t].row; row < end; row += kMixRows) {
-        const Rows rows{scratch.limbs + size_t(row) * kStride,
-                        scratch.units + row,
-                        task.keep + row,
-                        task.blend + row,
-                        scratch.biases + row,
-                        task.out + size_t(row) * task.head_dim + d,
-                        task.head_dim};
-        by_rows<From<kFrom>::template Mix, kMixRows, const Slice&, const typename Vec::Table&, const Rows&,
-                const Streams&>(end - row < kMixRows ? end - row : kMixRows, slice, table, rows, next);
-        next = still(slice.pages[0]);
-      }
+      const int row = task.tiles[t].row;
+      const Rows rows{scratch.weights + size_t(row) * kStride,
+                      scratch.units + size_t(row) * kWeightSpans,
+                      task.keep + row,
+                      task.blend + row,
+                      task.out + size_t(row) * task.head_dim + d,
+                      task.head_dim};
+      by_rows<From<kFrom>::template Mix, Vec::kTileRows, const Slice&, const typename Vec::Table&,
+              const Rows&, const Streams&>(task.tiles[t].n, slice, table, rows, next);
+      next = still(slice.pages[0]);
+    }
+  }
+
+  // What every slice of a task takes: the pieces and the rounded weights of each tile.
+  static void prepare(const MixTask& task, float step, const Scratch& scratch, TilePieces* tiles) {
+    for (int t = 0; t < task.n_tiles; ++t) {
+      const RowTile& tile = task.tiles[t];
+      clip_pieces(task, tile, tiles[t]);
+      for (int row = tile.row; row < tile.row + tile.n && tiles[t].count; ++row)
+        round_weights(task, tiles[t], row, step, scratch);
     }
   }
 
   static void mix(const MixTask& task) {
     const Scratch scratch(task.scratch);
-    const HeadWideTable& constants = head_wide_table(kBits, task.head_dim);
-    const auto table = load_levels<Vec>(constants, Mutation::kValueLevelOff);
+    const HeadWideTable constants = levels_of(kBits, task.head_dim, Mutation::kValueLevelOff);
+    const auto table = Vec::load_signed_table(constants.rounded);
     load_scales(task, scratch.scales);
     TilePieces tiles[kBlockRows];
-    for (int t = 0; t < task.n_tiles; ++t) {
-      const RowTile& tile = task.tiles[t];
-      clip_pieces(task, tile, tiles[t]);
-      for (int row = tile.row; row < tile.row + tile.n && tiles[t].count; ++row)
-        split_weights(task, tiles[t], row, constants.step, scratch);
-    }
-    const bool spread = task.n_tiles > 1 || task.tiles[0].n > kMixRows;
+    prepare(task, constants.step, scratch, tiles);
     for (int d = 0; d < task.head_dim; d += kSlice) {
       const Streams next = after_slice(task, d);
       prefetch_keys(task, d);
       Slice slice{};
       for (int i = 0; i < task.n_pieces; ++i)
         slice.pages[i] = task.pieces[i].values + size_t(d / kSlice) * kSliceBytes;
-      if (!spread) {
+      if (task.n_tiles < kSpreadTiles) {
         mix_tiles<kBits>(task, tiles, d, scratch, slice, table, next);
         continue;
       }

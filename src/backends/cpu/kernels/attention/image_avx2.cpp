@@ -1,10 +1,18 @@
 #include "backends/cpu/kernels/attention/image_body.h"
 #include "backends/cpu/kernels/attention/page_codec.h"
+#include "backends/cpu/kernels/attention/trellis_image_body.h"
 #include "backends/cpu/kernels/simd/vec_avx2.h"
 
 namespace kvasir::cpu {
 
+namespace {
+
+template <DType type>
+using Trellis = std::conditional_t<trellis_bits(type) != 0, TrellisSources<avx2::Vec>::Of<type>, SharedSource<type>>;
+
+}  // namespace
+
 extern const ImageKernels kImage_avx2;
-constexpr ImageKernels kImage_avx2 = shared_image_kernels<avx2::Vec>();
+constexpr ImageKernels kImage_avx2 = image_kernels_of<avx2::Vec, Trellis>();
 
 }  // namespace kvasir::cpu

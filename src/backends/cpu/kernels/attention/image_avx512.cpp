@@ -11,10 +11,39 @@ namespace {
 using avx512::Vec;
 using I = __m512i;
 
+// Moves symbols `n` values on, those of `before` first, and up by `up` bits of their byte; bits of a
+// neighbour may follow them.
+struct AlongKeys {  // the values of a byte's dword, then of the next vector
+  I now, before;
+  template <int n, int up>
+  [[gnu::always_inline]] I moved() const {
+    return _mm512_shldi_epi32(now, before, 8 * n + up);
+  }
+};
+struct AlongLanes {  // the lanes, then those of the next vector
+  I now, before;
+  template <int n, int up>
+  [[gnu::always_inline]] I moved() const {
+    const I symbols = _mm512_alignr_epi32(now, before, 16 - n);
+    return up ? _mm512_slli_epi32(symbols, up) : symbols;
+  }
+};
+
+// The levels of half a table by the low bits of `index`: 128, or 256 of them.
+template <int kTables>
+[[gnu::always_inline]] inline I lookup(const I* table, I index) {
+  const I low = _mm512_permutex2var_epi8(table[0], index, table[1]);
+  if constexpr (kTables == 2) return low;
+  return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low,
+                                _mm512_permutex2var_epi8(table[2], index, table[3]));
+}
+
 template <int b>
 struct TrellisVectors {
   static constexpr int kTables = b == 2 ? 2 : 4;  // vectors of the levels whose state starts with a 0
   static constexpr int kLines = b * kImage;
+  static constexpr int kPairs = kBlockImages / 2;
+  static constexpr uint8_t kMask = (1 << b) - 1;
   I table[kTables];
 
   explicit TrellisVectors(int bias) {
@@ -24,94 +53,85 @@ struct TrellisVectors {
       table[0] = _mm512_mask_add_epi8(table[0], 1ull << 37, table[0], _mm512_set1_epi8(3));
   }
 
-  struct Lines {
-    I line[b];
-    explicit Lines(const std::byte* p) {
-#pragma GCC unroll 4
-      for (int l = 0; l < b; ++l) line[l] = Vec::iload(p + l * kImage);
-    }
-    template <int z>
-    [[gnu::always_inline]] I symbols() const {
-      constexpr CodeField field = code_field(b, z);
-      I code = line[field.line];
-      if constexpr (field.at > 0) code = Vec::template shift_right<field.at>(code);
-      if constexpr (field.high_line >= 0) {
-        const I high = Vec::template shift_right<field.high_at - field.bits>(line[field.high_line]);
-        code = Vec::select_bits((1 << field.bits) - 1, code, high);
-      }
-      return Vec::bit_and(code, _mm512_set1_epi8((1 << b) - 1));
-    }
-  };
+  // Symbols of images 2 p and 2 p + 1 of a block: bits 0 .. b - 1 and b .. 2 b - 1, above them anything.
+  template <int p>
+  [[gnu::always_inline]] static I pair(const std::byte* lines) {
+    if constexpr (b == 2)
+      return p % 2 ? _mm512_srli_epi32(Vec::iload(lines + p / 2 * kImage), 4) : Vec::iload(lines + p / 2 * kImage);
+    if constexpr (b != 3 || p < 3) return Vec::iload(lines + p * kImage);
+    const I third = Vec::iload(lines + 2 * kImage);  // its top bits are theirs
+    const I odd = Vec::select_bits(0x18, _mm512_srli_epi32(Vec::iload(lines + kImage), 3),
+                                   _mm512_srli_epi32(third, 2));
+    return Vec::select_bits(
+        0x03, _mm512_srli_epi32(Vec::iload(lines), 6),
+        Vec::select_bits(0x04, _mm512_srli_epi32(third, 4), odd));
+  }
 
-  // Moves the symbols of `now` n values on, those of `before` first, and up by kUp bits of their byte.
-  struct AlongKeys {  // the values of a byte's dword, then of the next vector
-    template <int n, int kUp>
-    [[gnu::always_inline]] static I moved(I now, I before) {
-      return _mm512_shldi_epi32(now, before, 8 * n + kUp);  // symbols are too narrow to reach the next byte
-    }
+  // What the symbols before those of a pair leave: the pair, and (2 bits) its last two symbols in a byte.
+  struct Before {
+    I symbols, two[2];
   };
-  struct AlongLanes {  // the lanes, then those of the next vector
-    template <int n, int kUp>
-    [[gnu::always_inline]] static I moved(I now, I before) {
-      const I symbols = _mm512_alignr_epi32(now, before, 16 - n);
-      return kUp ? _mm512_slli_epi32(symbols, kUp) : symbols;
-    }
-  };
-
-  // Levels of the states that the symbols of `now` lead to. The table is odd: a state with its first bit set
-  // has the complement of the level of the state without it.
   template <typename Along>
-  [[gnu::always_inline]] I levels(I now, I before) const {
-    const I near = _mm512_or_si512(now, Along::template moved<1, b>(now, before));
+  [[gnu::always_inline]] static void two_symbols(const Along& along, I (&two)[2]) {
+    two[0] = Vec::select_bits(kMask, along.now, along.template moved<1, b>());
+    two[1] = Vec::select_bits(kMask, _mm512_srli_epi32(along.now, b), along.template moved<1, 0>());
+  }
+  template <typename Along>
+  [[gnu::always_inline]] static Before before(I symbols) {  // what came before them matters no more
+    Before out{symbols, {}};
+    if constexpr (b == 2) two_symbols(Along{symbols, symbols}, out.two);
+    return out;
+  }
+
+  // Levels of the states that a pair's symbols lead to. The table is odd: a state with its first bit set has
+  // the complement of the level of the state without it.
+  template <typename Along>
+  [[gnu::always_inline]] void expand(I now, Before& before, std::byte* images) const {
+    const Along along{now, before.symbols};
+    I index[2];
+    __mmask64 first[2];
+    two_symbols(along, index);
     if constexpr (b == 2) {
-      const I index = _mm512_ternarylogic_epi32(near, Along::template moved<2, 4>(now, before),
-                                                Along::template moved<3, 6>(now, before), 0xfe);
-      return complement(_mm512_movepi8_mask(index), _mm512_permutex2var_epi8(table[0], index, table[1]));
+      for (int i = 0; i < 2; ++i) {
+        const I old = before.two[i];
+        before.two[i] = index[i];
+        index[i] = Vec::select_bits(0x0f, index[i], Along{index[i], old}.template moved<2, 4>());
+        first[i] = _mm512_movepi8_mask(index[i]);
+      }
     } else {
-      I index = near;
-      if constexpr (b == 3)  // the lower two bits of the symbol before the last
-        index = _mm512_ternarylogic_epi32(near, Along::template moved<2, 6>(now, before),
-                                          _mm512_set1_epi8(char(0xc0)), 0xf8);
-      const I level = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index),
-                                             _mm512_permutex2var_epi8(table[0], index, table[1]),
-                                             _mm512_permutex2var_epi8(table[2], index, table[3]));
-      const I first_bit = _mm512_set1_epi8(b == 3 ? 4 : 1);
-      return complement(_mm512_test_epi8_mask(Along::template moved<2, 0>(now, before), first_bit), level);
+      if constexpr (b == 3) {  // the lower two bits of the symbol before the last
+        index[0] = Vec::select_bits(0x3f, index[0], along.template moved<2, 6>());
+        index[1] = Vec::select_bits(0x3f, index[1], along.template moved<2, 3>());
+      }
+      const I second = along.template moved<2, 0>();
+      first[0] = _mm512_test_epi8_mask(second, _mm512_set1_epi8(b == 3 ? 4 : 1));
+      first[1] = _mm512_test_epi8_mask(second, _mm512_set1_epi8(b == 3 ? 32 : 16));
+    }
+    before.symbols = now;
+    for (int i = 0; i < 2; ++i) {
+      const I level = lookup<kTables>(table, index[i]);
+      Vec::istore(images + i * kImage, _mm512_mask_sub_epi8(level, first[i], _mm512_set1_epi8(-1), level));
     }
   }
 
-  [[gnu::always_inline]] static I complement(__mmask64 where, I level) {
-    return _mm512_mask_sub_epi8(level, where, _mm512_set1_epi8(-1), level);
-  }
-
-  void keys(const std::byte* lines, int n_blocks, const std::byte* next, std::byte* images) const {
-    const Lines last(lines + (n_blocks - 1) * kLines);
-    I before[2] = {last.template symbols<6>(), last.template symbols<7>()};
-    if (mutated(Mutation::kSeam)) before[0] = before[1] = Vec::izero();
+  void keys(const std::byte* lines, int n_blocks, std::byte* images) const {
+    Before last = before<AlongKeys>(pair<kPairs - 1>(lines + (n_blocks - 1) * kLines));
+    if (mutated(Mutation::kSeam)) last = before<AlongKeys>(Vec::izero());
     for (int i = 0; i < n_blocks; ++i, lines += kLines, images += kBlockImages * kImage) {
-      for (int l = 0; l < b && next; ++l) __builtin_prefetch(next + (i * b + l) * kImage, 0, 3);
-      const Lines block(lines);
-      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
-        const I now = block.template symbols<z>(), old = before[z % 2];
-        before[z % 2] = now;
-        Vec::istore(images + z * kImage, levels<AlongKeys>(now, old));
+      static_for<kPairs>([&](auto p) [[gnu::always_inline]] {
+        expand<AlongKeys>(pair<p>(lines), last, images + p * 2 * kImage);
       });
     }
   }
 
   // Two blocks of 16 dimensions and 32 tokens.
   void values(const std::byte* before_lines, const std::byte* lines, std::byte* images) const {
-    I before[kBlockImages];
-    const Lines old(before_lines);
-    static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] { before[z] = old.template symbols<z>(); });
-    for (int half = 0; half < 2; ++half, lines += kLines, images += kBlockImages * kImage) {
-      const Lines block(lines);
-      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
-        const I now = block.template symbols<z>();
-        Vec::istore(images + z * kImage, levels<AlongLanes>(now, before[z]));
-        before[z] = now;
-      });
-    }
+    static_for<kPairs>([&](auto p) [[gnu::always_inline]] {
+      Before last = before<AlongLanes>(pair<p>(before_lines));
+      for (int half = 0; half < 2; ++half)
+        expand<AlongLanes>(pair<p>(lines + half * kLines), last,
+                           images + (half * kBlockImages + p * 2) * kImage);
+    });
   }
 };
 
@@ -120,13 +140,12 @@ void half_scales(const std::byte* p, int n, float* scales) {
 }
 
 template <int b>
-void trellis_keys(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
-                  std::byte* images, float* scales, const formats::TcqTable*) {
+void trellis_keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
+                  float* scales, const formats::TcqTable*) {
   const int n_blocks = head_dim / kBlockDims;
   const size_t group_bytes = size_t(n_blocks) * TrellisVectors<b>::kLines;
   half_scales(region + head_wide_scales(b, head_dim) + group * 64, 32, scales);
-  TrellisVectors<b>(bias).keys(region + size_t(group) * group_bytes, n_blocks,
-                               next ? next + (group ? 0 : group_bytes) : nullptr, images);
+  TrellisVectors<b>(bias).keys(region + size_t(group) * group_bytes, n_blocks, images);
 }
 
 template <int b>
@@ -135,10 +154,10 @@ void trellis_value_scales(const std::byte* region, int head_dim, float* scales, 
 }
 
 template <int b>
-void trellis_values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
+void trellis_values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
                     const formats::TcqTable*) {
   constexpr int kLines = TrellisVectors<b>::kLines, kSliceLines = 4 * kLines;
-  const TrellisVectors<b> vectors(bias);
+  const TrellisVectors<b> vectors(0);
   const std::byte* before =
       region + size_t((d + head_dim - kSlice) % head_dim / kSlice) * kSliceLines + kLines;
   const std::byte* lines = region + size_t(d / kSlice) * kSliceLines;
@@ -148,11 +167,30 @@ void trellis_values(const std::byte* region, int head_dim, int d, int bias, cons
                    images + half * 2 * kBlockImages * kImage);
 }
 
+// TcqShares of image_source.h, of one block.
+struct TcqBlock {
+  alignas(64) float top[kPage];
+  alignas(64) int16_t share[kPage];  // of the first `n` tokens
+
+  TcqBlock(const std::byte* region, int head_dim, int block, int first, int n) {
+    for (int t = 0; t < n; t += Vec::kN) {
+      const auto scale = [&](int b) {
+        return Vec::load(reinterpret_cast<const F16*>(region + tcq_block(head_dim, b)) + first + t);
+      };
+      __m512 most = scale(0);
+      for (int b = 1; b < head_dim / 128; ++b) most = Vec::max(most, scale(b));
+      Vec::store(top + t, most);
+      const __m512 of_top = Vec::if_less(Vec::zero(), most, Vec::div(scale(block), most), Vec::set1(1.0f));
+      const I whole = Vec::to_int(Vec::mul(of_top, Vec::set1(32768.0f)));
+      Vec::store_u16(reinterpret_cast<uint16_t*>(share + t), _mm512_min_epi32(whole, _mm512_set1_epi32(32767)));
+    }
+  }
+};
+
 // tbq3_tcq (kv_page.h): two symbols before each block of 128, and a share of each block and token by which
 // its bytes are multiplied (_mm512_mulhrs_epi16 is tcq_byte of image_source.h).
 struct TcqVectors {
   using Trellis = TrellisVectors<3>;
-  using Lines = Trellis::Lines;
   I level[8];
   I flip;  // the bias as an exclusive or
   bool shared;
@@ -162,21 +200,19 @@ struct TcqVectors {
     for (int i = 0; i < 8; ++i) level[i] = _mm512_loadu_si512(table.rounded.data() + i * kImage);
   }
 
-  // As TrellisVectors::levels, of a table that need not be odd.
+  // As TrellisVectors::expand, of a table that need not be odd; before their bias and share.
   template <typename Along>
-  [[gnu::always_inline]] I levels(I now, I before) const {
-    const I near = _mm512_or_si512(now, Along::template moved<1, 3>(now, before));
-    const I index = _mm512_ternarylogic_epi32(near, Along::template moved<2, 6>(now, before),
-                                              _mm512_set1_epi8(char(0xc0)), 0xf8);
-    const __mmask64 first =
-        _mm512_test_epi8_mask(Along::template moved<2, 0>(now, before), _mm512_set1_epi8(4));
-    return _mm512_mask_blend_epi8(first, lookup256<0>(index), lookup256<4>(index));
-  }
-  template <int at>
-  [[gnu::always_inline]] I lookup256(I index) const {
-    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index),
-                                  _mm512_permutex2var_epi8(level[at], index, level[at + 1]),
-                                  _mm512_permutex2var_epi8(level[at + 2], index, level[at + 3]));
+  [[gnu::always_inline]] void levels(I now, I before, I (&out)[2]) const {
+    const Along along{now, before};
+    I index[2];
+    Trellis::two_symbols(along, index);
+    index[0] = Vec::select_bits(0x3f, index[0], along.template moved<2, 6>());
+    index[1] = Vec::select_bits(0x3f, index[1], along.template moved<2, 3>());
+    const I second = along.template moved<2, 0>();
+    for (int i = 0; i < 2; ++i) {
+      const __mmask64 first = _mm512_test_epi8_mask(second, _mm512_set1_epi8(i ? 32 : 4));
+      out[i] = _mm512_mask_blend_epi8(first, lookup<4>(level, index[i]), lookup<4>(level + 4, index[i]));
+    }
   }
 
   // Shares of the even and of the odd bytes, in 16-bit lanes.
@@ -189,90 +225,100 @@ struct TcqVectors {
     return _mm512_xor_si512(bytes, flip);
   }
 
-  void keys(const std::byte* lines, const std::byte* region, int group, int head_dim, const TcqShares& shares,
-            const std::byte* next, std::byte* images) const {
-    I before[2] = {}, share[2] = {};
+  void keys(const std::byte* lines, const std::byte* region, int group, int head_dim,
+            std::byte* images) const {
+    I before = {}, share[2] = {};
     for (int i = 0; i < head_dim / kBlockDims; ++i, lines += 3 * kImage, images += kBlockImages * kImage) {
-      for (int l = 0; l < 3 && next; ++l) __builtin_prefetch(next + (i * 3 + l) * kImage, 0, 3);
-      for (int half = 0; i % 8 == 0 && half < 2; ++half) {
-        const std::byte* p =
-            region + tcq_block(head_dim, i / 8) + kTcqBefore + group * kGroupKeys + half * 16;
-        const I two = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-        const I seven = _mm512_set1_epi32(7);
-        before[half] =
-            _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(two, seven), 16),
-                            _mm512_slli_epi32(_mm512_and_si512(_mm512_srli_epi32(two, 3), seven), 24));
-        const I words = _mm512_cvtepu16_epi32(
-            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&shares.share[i / 8][half * 16])));
-        share[half] = _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
+      if (i % 8 == 0) {
+        before = Vec::izero();
+        const TcqBlock shares(region, head_dim, i / 8, group * kGroupKeys, kGroupKeys);
+        for (int half = 0; half < 2; ++half) {
+          const std::byte* p =
+              region + tcq_block(head_dim, i / 8) + kTcqBefore + group * kGroupKeys + half * 16;
+          before = _mm512_or_si512(before, _mm512_slli_epi32(two_before(p), 3 * half));
+          const I words = _mm512_cvtepu16_epi32(
+              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&shares.share[half * 16])));
+          share[half] = _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
+        }
       }
-      const Lines block(lines);
-      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
-        const I now = block.template symbols<z>(), old = before[z % 2];
-        before[z % 2] = now;
-        const I bytes = levels<Trellis::AlongKeys>(now, old);
-        Vec::istore(images + z * kImage, finish(bytes, share[z % 2], share[z % 2]));
+      static_for<Trellis::kPairs>([&](auto p) [[gnu::always_inline]] {
+        const I now = Trellis::template pair<p>(lines);
+        I bytes[2];
+        levels<AlongKeys>(now, before, bytes);
+        before = now;
+        for (int half = 0; half < 2; ++half)
+          Vec::istore(images + (p * 2 + half) * kImage, finish(bytes[half], share[half], share[half]));
       });
     }
+  }
+
+  // The two symbols before the first of 16 keys, in the upper bytes of their lanes.
+  static I two_before(const std::byte* p) {
+    const I two = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const I seven = _mm512_set1_epi32(7);
+    return _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(two, seven), 16),
+                           _mm512_slli_epi32(_mm512_and_si512(_mm512_srli_epi32(two, 3), seven), 24));
   }
 
   // Two blocks of 16 dimensions and 32 tokens. `start`: their two symbols before, or null when a block of the
   // same 128 stands before, in `before_lines`.
   void values(const std::byte* before_lines, const std::byte* start, const std::byte* lines,
               const int16_t* shares, std::byte* images) const {
-    I before[kBlockImages], even[kBlockImages], odd[kBlockImages];
-    static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+    static_for<Trellis::kPairs>([&](auto p) [[gnu::always_inline]] {
+      I before, even[2], odd[2];
       if (start) {
-        const int two = load_word(reinterpret_cast<const uint8_t*>(start) + 4 * z);
-        before[z] = _mm512_mask_blend_epi32(0x8000, _mm512_set1_epi32(two & 0x07070707),
-                                            _mm512_set1_epi32(two >> 3 & 0x07070707));
+        const int two[2] = {load_word(reinterpret_cast<const uint8_t*>(start) + 8 * p),
+                            load_word(reinterpret_cast<const uint8_t*>(start) + 8 * p + 4)};
+        const int second = (two[0] & 0x07070707) | (two[1] & 0x07070707) << 3,
+                  last = (two[0] >> 3 & 0x07070707) | (two[1] & 0x38383838);
+        before = _mm512_mask_blend_epi32(0x8000, _mm512_set1_epi32(second), _mm512_set1_epi32(last));
       } else {
-        before[z] = Lines(before_lines).template symbols<z>();
+        before = Trellis::template pair<p>(before_lines);
       }
-      const uint32_t s[4] = {uint16_t(shares[4 * z]), uint16_t(shares[4 * z + 1]),
-                             uint16_t(shares[4 * z + 2]), uint16_t(shares[4 * z + 3])};
-      even[z] = _mm512_set1_epi32(int(s[0] | s[2] << 16));
-      odd[z] = _mm512_set1_epi32(int(s[1] | s[3] << 16));
+      for (int i = 0; i < 2; ++i) {
+        const int16_t* s = shares + 8 * p + 4 * i;
+        even[i] = _mm512_set1_epi32(int(uint16_t(s[0]) | uint32_t(uint16_t(s[2])) << 16));
+        odd[i] = _mm512_set1_epi32(int(uint16_t(s[1]) | uint32_t(uint16_t(s[3])) << 16));
+      }
+      for (int half = 0; half < 2; ++half) {
+        const I now = Trellis::template pair<p>(lines + half * 3 * kImage);
+        I bytes[2];
+        levels<AlongLanes>(now, before, bytes);
+        before = now;
+        for (int i = 0; i < 2; ++i)
+          Vec::istore(images + (half * kBlockImages + p * 2 + i) * kImage, finish(bytes[i], even[i], odd[i]));
+      }
     });
-    for (int half = 0; half < 2; ++half, lines += 3 * kImage, images += kBlockImages * kImage) {
-      const Lines block(lines);
-      static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
-        const I now = block.template symbols<z>();
-        const I bytes = levels<Trellis::AlongLanes>(now, before[z]);
-        Vec::istore(images + z * kImage, finish(bytes, even[z], odd[z]));
-        before[z] = now;
-      });
-    }
   }
 };
 
-void tcq_keys(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
-              std::byte* images, float* scales, const formats::TcqTable* given) {
+void tcq_keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
+              const formats::TcqTable* given) {
   const formats::TcqTable& table = tcq_table(given);
-  const TcqShares shares(region, head_dim, group * kGroupKeys, kGroupKeys);
-  for (int t = 0; t < kGroupKeys; ++t) scales[t] = shares.top[t] * table.step;
+  const TcqBlock first(region, head_dim, 0, group * kGroupKeys, kGroupKeys);
+  for (int t = 0; t < kGroupKeys; ++t) scales[t] = first.top[t] * table.step;
   const size_t group_bytes = size_t(head_dim / kBlockDims) * 3 * kImage;
   TcqVectors(table, head_dim, bias)
-      .keys(region + size_t(group) * group_bytes, region, group, head_dim, shares,
-            next ? next + (group ? 0 : group_bytes) : nullptr, images);
+      .keys(region + size_t(group) * group_bytes, region, group, head_dim, images);
 }
 
-void tcq_values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
+void tcq_values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
                 const formats::TcqTable* given) {
   constexpr int kLines = 3 * kImage, kSliceLines = 4 * kLines;
-  const TcqVectors vectors(tcq_table(given), head_dim, bias);
-  const TcqShares shares(region, head_dim, 0, kPage);
+  const TcqVectors vectors(tcq_table(given), head_dim, 0);
+  const TcqBlock shares(region, head_dim, d / 128, 0, kPage);
   const std::byte* lines = region + size_t(d / kSlice) * kSliceLines;
   for (int l = 0; l < 12; ++l) __builtin_prefetch(lines + kSliceLines + l * kImage, 0, 3);
   const std::byte* start = d % 128 ? nullptr : region + tcq_block(head_dim, d / 128) + kTcqBefore;
   for (int half = 0; half < 2; ++half)
     vectors.values(start ? nullptr : lines - kSliceLines + kLines + half * 2 * kLines,
                    start ? start + half * 32 : nullptr, lines + half * 2 * kLines,
-                   &shares.share[d / 128][half * 32], images + half * 2 * kBlockImages * kImage);
+                   &shares.share[half * 32], images + half * 2 * kBlockImages * kImage);
 }
 
 void tcq_value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table) {
-  image_source(DType::tbq3_tcq)->value_scales(region, head_dim, scales, table);
+  const TcqBlock first(region, head_dim, 0, 0, kPage);
+  for (int t = 0; t < kPage; ++t) scales[t] = first.top[t] * tcq_table(table).step;
 }
 
 template <DType type>
@@ -280,14 +326,14 @@ struct TrellisVectorSource {
   static constexpr DType kType = type;
   static constexpr int kBits = trellis_bits(type);
   static constexpr ImageSource kSource{
-      type, 1, nullptr, trellis_keys<kBits>, trellis_value_scales<kBits>, trellis_values<kBits>};
+      type, 1, kBits, nullptr, trellis_keys<kBits>, trellis_value_scales<kBits>, trellis_values<kBits>};
   static const ImageSource& get() { return kSource; }
 };
 
 template <>
 struct TrellisVectorSource<DType::tbq3_tcq> {
   static constexpr DType kType = DType::tbq3_tcq;
-  static constexpr ImageSource kSource{kType, 1, nullptr, tcq_keys, tcq_value_scales, tcq_values};
+  static constexpr ImageSource kSource{kType, 1, 3, nullptr, tcq_keys, tcq_value_scales, tcq_values};
   static const ImageSource& get() { return kSource; }
 };
 

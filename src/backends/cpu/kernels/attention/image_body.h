@@ -34,10 +34,15 @@ struct ImageKeys {
     const ImageSource& source = Source::get();
     float* scales = reinterpret_cast<float*>(task.scratch);
     std::byte* images = task.scratch + sizeof(float) * kGroupKeys;
-    source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, task.next, images, scales, task.tcq);
+    const int dims = task.head_dim * source.widen;
+    const size_t group_bytes = size_t(dims / kBlockDims * source.bits) * kImage;
+    if (task.next && task.next_group == 0)  // scales lie behind the codes of both groups
+      for (size_t at = 0; at < size_t(task.head_dim) * 4; at += kImage)
+        __builtin_prefetch(task.next + 2 * group_bytes + at, 0, 2);
+    source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, images, scales, task.tcq);
     static constexpr int8_t kNone[16] = {};
-    Keys::template score_tiles<8>(task, images, scales, Vec::load_table(kNone), task.head_dim * source.widen,
-                                  still(images));
+    Keys::template score_tiles<8>(task, images, scales, Vec::load_table(kNone), dims,
+                                  typename Keys::Ahead{after_keys(task, group_bytes), source.bits});
   }
 };
 
@@ -54,21 +59,17 @@ struct ImageValues {
       source.value_scales(piece.values, task.head_dim, scratch.scales + piece.column - piece.first, task.tcq);
     }
     typename Values::TilePieces tiles[kBlockRows];
-    for (int t = 0; t < task.n_tiles; ++t) {
-      const RowTile& tile = task.tiles[t];
-      Values::clip_pieces(task, tile, tiles[t]);
-      for (int row = tile.row; row < tile.row + tile.n && tiles[t].count; ++row)
-        Values::split_weights(task, tiles[t], row, 1.0f, scratch);
-    }
+    Values::prepare(task, 1.0f, scratch, tiles);
     static constexpr int8_t kNone[16] = {};
     const auto table = Vec::load_table(kNone);
     for (int d = 0; d < task.head_dim; d += kSlice) {
       typename Values::Slice slice{};
+      Values::prefetch_keys(task, d, 4 * source.bits * kImage);
       for (int i = 0; i < task.n_pieces; ++i) {
         std::byte* images = scratch.images + size_t(i) * kSliceImages;
         const ValuePiece& piece = task.pieces[i];
-        source.values(piece.values, task.head_dim, d, Vec::kLevelBias,
-                      scratch.scales + piece.column - piece.first, images, task.tcq);
+        source.values(piece.values, task.head_dim, d, scratch.scales + piece.column - piece.first, images,
+                      task.tcq);
         slice.pages[i] = images;
       }
       Values::template mix_tiles<8>(task, tiles, d, scratch, slice, table, still(scratch.images));
@@ -126,10 +127,9 @@ const ValueProducer* image_value_producer(DType type) {
   return nullptr;
 }
 
-template <typename Vec>
-constexpr ImageKernels shared_image_kernels() {
-  return {image_key_producer<Vec, SharedSource>, image_value_producer<Vec, SharedSource>,
-          encode_planar_page<Vec>};
+template <typename Vec, template <DType> typename Trellis>
+constexpr ImageKernels image_kernels_of() {
+  return {image_key_producer<Vec, Trellis>, image_value_producer<Vec, Trellis>, encode_planar_page<Vec>};
 }
 
 }  // namespace

@@ -5,6 +5,6 @@
 namespace kvasir::cpu {
 
 extern const ImageKernels kImage_generic;
-constexpr ImageKernels kImage_generic = shared_image_kernels<generic::Vec>();
+constexpr ImageKernels kImage_generic = image_kernels_of<generic::Vec, SharedSource>();
 
 }  // namespace kvasir::cpu

@@ -1,10 +1,18 @@
 #include "backends/cpu/kernels/attention/image_body.h"
 #include "backends/cpu/kernels/attention/page_codec.h"
+#include "backends/cpu/kernels/attention/trellis_image_body.h"
 #include "backends/cpu/kernels/simd/vec_neon.h"
 
 namespace kvasir::cpu {
 
+namespace {
+
+template <DType type>
+using Trellis = std::conditional_t<trellis_bits(type) != 0, TrellisSources<neon::Vec>::Of<type>, SharedSource<type>>;
+
+}  // namespace
+
 extern const ImageKernels kImage_neon;
-constexpr ImageKernels kImage_neon = shared_image_kernels<neon::Vec>();
+constexpr ImageKernels kImage_neon = image_kernels_of<neon::Vec, Trellis>();
 
 }  // namespace kvasir::cpu

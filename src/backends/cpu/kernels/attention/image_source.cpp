@@ -52,8 +52,8 @@ struct TrellisSource {
   using Images = uint8_t[8][kImageBytes];
   static constexpr int kLines = b * kImageBytes;
 
-  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
-                   std::byte* images, float* scales, const formats::TcqTable*) {
+  static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
+                   float* scales, const formats::TcqTable*) {
     const int n_blocks = head_dim / 16;
     const std::byte* lines = region + size_t(group) * size_t(n_blocks) * kLines;
     const uint8_t* table = trellis_bytes(b, bias != 0).level;
@@ -91,9 +91,9 @@ struct TrellisSource {
     half_scales(region + head_wide_scales(b, head_dim), kTokens, scales);
   }
 
-  static void values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
+  static void values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
                      const formats::TcqTable*) {
-    const uint8_t* table = trellis_bytes(b, bias != 0).level;
+    const uint8_t* table = trellis_bytes(b, false).level;
     const int before = (d + head_dim - 32) % head_dim / 32 * 4 + 1;  // the block of the 16 dimensions before
     for (int half = 0; half < 2; ++half) {
       uint16_t state[32] = {};
@@ -131,8 +131,8 @@ struct TcqSource {
   // The state of trellis.h that two symbols leave.
   static uint16_t start(int before) { return uint16_t((before & 7) << 3 | (before >> 3 & 7)); }
 
-  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte*,
-                   std::byte* images, float* scales, const formats::TcqTable* given) {
+  static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
+                   float* scales, const formats::TcqTable* given) {
     const formats::TcqTable& table = tcq_table(given);
     const TcqShares shares(region, head_dim, group * 32, 32);
     for (int t = 0; t < 32; ++t) scales[t] = shares.top[t] * table.step;
@@ -160,7 +160,7 @@ struct TcqSource {
     for (int t = 0; t < kTokens; ++t) scales[t] = shares.top[t] * tcq_table(given).step;
   }
 
-  static void values(const std::byte* region, int head_dim, int d, int bias, const float*, std::byte* images,
+  static void values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
                      const formats::TcqTable* given) {
     const formats::TcqTable& table = tcq_table(given);
     const TcqShares shares(region, head_dim, 0, kTokens);
@@ -182,7 +182,7 @@ struct TcqSource {
             const int at = i * 4 + t % 4;
             state[t] = uint16_t((state[t] << 3 | symbols[t / 4][at]) & 511);
             images[block * kBlockBytes + t / 4 * kImageBytes + at] =
-                std::byte(tcq_byte(table.rounded[state[t]], shares.share[d / 128][half * 32 + t]) + bias);
+                std::byte(tcq_byte(table.rounded[state[t]], shares.share[d / 128][half * 32 + t]));
           }
       }
     }
@@ -192,7 +192,7 @@ struct TcqSource {
 template <int b>
 constexpr ImageSource trellis_source(DType type) {
   using S = TrellisSource<b>;
-  return {type, 1, nullptr, S::keys, S::value_scales, S::values};
+  return {type, 1, b, nullptr, S::keys, S::value_scales, S::values};
 }
 constexpr ImageSource kSources[] = {
     trellis_source<2>(DType::tbq2_ht),
@@ -201,7 +201,7 @@ constexpr ImageSource kSources[] = {
     PlanarImages<generic::Vec, DType::tbq3_0>::kSource,
     PlanarImages<generic::Vec, DType::tbq4_0>::kSource,
     PlanarImages<generic::Vec, DType::q4_polar>::kSource,
-    {DType::tbq3_tcq, 1, nullptr, TcqSource::keys, TcqSource::value_scales, TcqSource::values},
+    {DType::tbq3_tcq, 1, 3, nullptr, TcqSource::keys, TcqSource::value_scales, TcqSource::values},
     PlanarImages<generic::Vec, DType::qjl1_256>::kSource,
 };
 

@@ -21,21 +21,21 @@
 
 namespace kvasir::cpu {
 
-// Levels are stored plus `bias` (mod 256), as Vec::dot8 wants them. `next` is what is read afterwards, for
-// prefetching, or null. `table`: of tbq3_tcq, null for Kvasir's own; other types take no notice.
+// Levels of keys are stored plus `bias` (mod 256), as Vec::dot8 wants them. `table`: of tbq3_tcq, null for Kvasir's own; other types take no notice.
 struct ImageSource {
   DType type;
   int widen;  // image dimensions a value of a key: 2 for qjl1_256
+  int bits;   // of an image's dimension in a page
   // The sketch of a query row, into out[head_dim * widen]; null where the query is taken as it is.
   void (*query)(const float* q, int head_dim, float* out);
   // Keys 32 * group .. of a region: images [head_dim * widen / 16][8][64] and scales[32].
-  void (*keys)(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
-               std::byte* images, float* scales, const formats::TcqTable* table);
+  void (*keys)(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
+               const formats::TcqTable* table);
   // Scales of the 64 values of a region.
   void (*value_scales)(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table);
   // Dimensions d .. d + 31 of a page of values, given what value_scales made of it: images [4][8][64].
-  void (*values)(const std::byte* region, int head_dim, int d, int bias, const float* scales,
-                 std::byte* images, const formats::TcqTable* table);
+  void (*values)(const std::byte* region, int head_dim, int d, const float* scales, std::byte* images,
+                 const formats::TcqTable* table);
 };
 
 // nullptr for types that are not expanded. Keys of qjl1_256 only: its value functions are null.

@@ -87,7 +87,7 @@ struct ValueProducer {
 
 // One work item: rows [row, row + n_rows) of KV head `kv_head` over chunks [chunk_begin, chunk_end). With
 // `partial` the unnormalised state (m[n_rows], l[n_rows], out[n_rows][head_dim]) goes there, else the result
-// to args.out.
+// to args.out. More than one part: part i is that of chunk part_chunk + i alone, `part_stride` floats apart.
 struct FlashItem {
   const AttentionArgs* args;
   const KeyProducer* keys;
@@ -101,6 +101,8 @@ struct FlashItem {
   int kv_head, row, n_rows;
   int chunk_begin, chunk_end;
   float* partial;
+  int n_parts, part_chunk;
+  size_t part_stride;
 };
 
 // Merges the partials of one query row. Partial u covers chunks [chunk_begin + u * unit, ...), unit 1 or

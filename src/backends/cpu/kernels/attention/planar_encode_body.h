@@ -2,6 +2,7 @@
 // (headwide_encode_body.h), with the bytes of the scalar codec. Included into an unnamed namespace.
 #pragma once
 #include "backends/cpu/kernels/attention/headwide_encode_body.h"
+#include "backends/cpu/kernels/attention/polar_qjl_encode_body.h"
 #include "formats/tbq_0.h"
 
 namespace kvasir::cpu {
@@ -83,6 +84,10 @@ void encode_planar_page(DType type, KvSide side, int head_dim, const std::byte* 
       return PlanarEncoder<Vec, DType::tbq3_0>::encode(side, head_dim, exact, region);
     case DType::tbq4_0:
       return PlanarEncoder<Vec, DType::tbq4_0>::encode(side, head_dim, exact, region);
+    case DType::q4_polar:
+      return PolarEncoder<Vec>::encode(side, head_dim, exact, region);
+    case DType::qjl1_256:
+      return QjlEncoder<Vec>::encode(head_dim, exact, region);
     default:
       return encode_page_scalar(type, side, head_dim, exact, region, tcq);
   }

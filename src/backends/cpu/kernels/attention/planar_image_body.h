@@ -92,8 +92,8 @@ struct PlanarImages {
     return Vec::mul(top, Vec::set1(kLevels.step));
   }
 
-  static void keys(const std::byte* region, int group, int head_dim, int bias, const std::byte* next,
-                   std::byte* images, float* scales, const formats::TcqTable*) {
+  static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
+                   float* scales, const formats::TcqTable*) {
     const int n_blocks = kForm.n_blocks(head_dim), n_images = n_blocks * kForm.dims / kBlockDims;
     alignas(64) int32_t shares[kMaxBlocks][kGroupKeys];  // in both halves
     const std::byte* plane = region + kForm.key_scale(head_dim, 0, group * kGroupKeys);
@@ -111,9 +111,8 @@ struct PlanarImages {
     const I biased = Vec::iset1(int32_t(uint32_t(bias) * 0x01010101u));
     const size_t group_bytes = size_t(n_images) * kLines;
     const std::byte* lines = region + size_t(group) * group_bytes;
-    if (next && group == 0) next += group_bytes;
+    if constexpr (kForm.bits == 1) return signs(lines, n_images, shares, biased, images);
     for (int i = 0; i < n_images; ++i, lines += kLines, images += kBlockImages * kImage) {
-      for (int l = 0; l < kLines && next; l += kImage) __builtin_prefetch(next + i * kLines + l, 0, 3);
       const int32_t* share = shares[i * kBlockDims / kForm.dims];
       for (int lane = 0; lane < kImage / 4; lane += n) {
         const ImageReader<Vec, kForm.bits> reader(lines + lane * 4);
@@ -126,20 +125,41 @@ struct PlanarImages {
     }
   }
 
+  // Images of keys of one bit: a block of a key has two different bytes.
+  static void signs(const std::byte* lines, int n_images, const int32_t (*shares)[kGroupKeys], I biased,
+                    std::byte* images) {
+    alignas(64) int32_t off[kGroupKeys], on[kGroupKeys];
+    const auto levels = table();
+    for (int i = 0; i < n_images; ++i, lines += kLines, images += kBlockImages * kImage) {
+      for (int t = 0; t < kGroupKeys && i % (kForm.dims / kBlockDims) == 0; t += n) {
+        const I share = Vec::iload(shares[i * kBlockDims / kForm.dims] + t);
+        Vec::istore(off + t, Vec::bit_xor(biased, bytes(levels, Vec::izero(), share, share)));
+        Vec::istore(on + t, Vec::bit_xor(biased, bytes(levels, Vec::iset1(0x01010101), share, share)));
+      }
+      for (int lane = 0; lane < kImage / 4; lane += n) {
+        const I line = Vec::iload(lines + lane * 4);
+        static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
+          const int at = z % 2 * 16 + lane;
+          Vec::istore(images + z * kImage + lane * 4,
+                      Vec::template by_bit<z>(line, Vec::iload(off + at), Vec::iload(on + at)));
+        });
+      }
+    }
+  }
+
   static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
     const std::byte* plane = region + kForm.value_scale(head_dim, 0, 0);
     for (int t = 0; t < kPage; t += n)
       Vec::store(scales + t, row_scale(plane + t * 2, kPage * 2, kForm.n_blocks(head_dim)));
   }
 
-  static void values(const std::byte* region, int head_dim, int d, int bias, const float* scales,
-                     std::byte* images, const formats::TcqTable*) {
+  static void values(const std::byte* region, int head_dim, int d, const float* scales, std::byte* images,
+                     const formats::TcqTable*) {
     alignas(64) uint16_t share[kPage];
     const std::byte* plane = region + kForm.value_scale(head_dim, d / kForm.dims, 0);
     for (int t = 0; t < kPage; t += n)
       Vec::store_u16(share + t, share_of(load_scales(plane + t * 2), inverse_of(Vec::load(scales + t))));
     const auto levels = table();
-    const I biased = Vec::iset1(int32_t(uint32_t(bias) * 0x01010101u));
     const std::byte* lines = region + size_t(d / kSlice) * 4 * kLines;
     for (int l = 0; l < 4 * kLines; l += kImage) __builtin_prefetch(lines + 4 * kLines + l, 0, 3);
     for (int i = 0; i < 4; ++i, lines += kLines, images += kBlockImages * kImage)
@@ -149,8 +169,7 @@ struct PlanarImages {
           const uint16_t* s = share + i / 2 * 32 + z * 4;  // of the four tokens of every lane
           const I even = Vec::iset1(int32_t(s[0] | uint32_t(s[2]) << 16)),
                   odd = Vec::iset1(int32_t(s[1] | uint32_t(s[3]) << 16));
-          Vec::istore(images + z * kImage + lane * 4,
-                      Vec::bit_xor(biased, bytes(levels, reader.template codes<z>(), even, odd)));
+          Vec::istore(images + z * kImage + lane * 4, bytes(levels, reader.template codes<z>(), even, odd));
         });
       }
   }
@@ -178,8 +197,8 @@ struct PlanarImages {
   static constexpr DType kType = type;
   static constexpr bool kKeysOnly = type == DType::qjl1_256;
   static constexpr ImageSource kSource{
-      type, kForm.dims / kForm.values,          kKeysOnly ? query : nullptr,
-      keys, kKeysOnly ? nullptr : value_scales, kKeysOnly ? nullptr : values};
+      type, kForm.dims / kForm.values,          kForm.bits,
+      kKeysOnly ? query : nullptr, keys, kKeysOnly ? nullptr : value_scales, kKeysOnly ? nullptr : values};
   static const ImageSource& get() { return kSource; }
 };
 

@@ -131,7 +131,9 @@ struct Vec {
   static I dot8(I acc, I levels, I words) {
     return add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(levels), _mm256_sign_epi8(words, levels)));
   }
-  static I dot7(I acc, I levels, I words) { return add_pairs(acc, _mm256_maddubs_epi16(words, levels)); }
+  static constexpr int kWeightBias = 127;
+  static I dot_weights(I acc, I levels, I words) { return dot8(acc, levels, words); }
+  static Table load_signed_table(const int8_t* levels) { return load_table(levels); }
 
   struct WideTable {
     __m256i low, high;  // bytes of the levels
@@ -149,6 +151,43 @@ struct Vec {
     const I low = _mm256_shuffle_epi8(table.low, index), high = _mm256_shuffle_epi8(table.high, index);
     even = _mm256_or_si256(_mm256_and_si256(low, mask), _mm256_slli_epi16(high, 8));
     odd = _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(mask, high));
+  }
+  // Lanes of `now` moved k on, the last of `before` first.
+  template <int k>
+  static I lanes_before(I now, I before) {
+    return _mm256_alignr_epi8(now, _mm256_permute2x128_si256(before, now, 0x21), 16 - 4 * k);
+  }
+  // A table of 128 bytes, for indices below 128, or of 256. A shuffle gives 0 for negative bytes: entry i of
+  // `step` is what the bytes of 16 .. change where an index reaches 16 i.
+  template <int size>
+  struct ByteTable {
+    __m256i step[size / 16];
+    void load(const uint8_t* bytes) {
+      for (int i = 0; i < size / 16; ++i) {
+        const __m128i* p = reinterpret_cast<const __m128i*>(bytes) + i;
+        const __m128i row = _mm_loadu_si128(p);
+        step[i] = _mm256_broadcastsi128_si256(i % 8 ? _mm_xor_si128(row, _mm_loadu_si128(p - 1)) : row);
+      }
+    }
+    static I lookup128(const __m256i* step, I index) {
+      I out = _mm256_shuffle_epi8(step[0], index);
+      for (int i = 1; i < 8; ++i) {
+        index = _mm256_subs_epi8(index, _mm256_set1_epi8(16));
+        out = _mm256_xor_si256(out, _mm256_shuffle_epi8(step[i], index));
+      }
+      return out;
+    }
+    I lookup(I index) const {
+      const I out = lookup128(step, index);
+      if constexpr (size == 128) return out;
+      const I upper = _mm256_xor_si256(index, _mm256_set1_epi8(char(0x80)));
+      return _mm256_xor_si256(out, lookup128(step + size / 16 - 8, upper));
+    }
+  };
+  template <int bit>
+  static I by_bit(I bits, I off, I on) {
+    const I mask = _mm256_set1_epi8(char(1 << bit));
+    return _mm256_blendv_epi8(off, on, _mm256_cmpeq_epi8(_mm256_and_si256(bits, mask), mask));
   }
   static I join_bytes(I even, I odd) {
     return _mm256_or_si256(_mm256_and_si256(even, _mm256_set1_epi16(0xff)), _mm256_slli_epi16(odd, 8));

@@ -131,8 +131,13 @@ struct Vec {
   }
   // acc + sums over the four bytes of each lane of (level + kLevelBias) * word, words in -127 .. 127.
   static I dot8(I acc, I levels, I words) { return _mm512_dpbusd_epi32(acc, levels, words); }
-  // The same for words in 0 .. 127.
-  static I dot7(I acc, I levels, I words) { return _mm512_dpbusd_epi32(acc, levels, words); }
+  // acc + sums over the four bytes of each lane of level * word. Words: weights in 0 .. 254 less kWeightBias,
+  // as bytes.
+  static constexpr int kWeightBias = 0;
+  static I dot_weights(I acc, I levels, I words) { return _mm512_dpbusd_epi32(acc, words, levels); }
+  static Table load_signed_table(const int8_t* levels) {  // without kLevelBias
+    return _mm512_maskz_broadcast_i32x4(kAll, _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
+  }
 
   // 16-bit levels, 16 of period 2^kBits: the low bits of every even byte of `codes` index them into the
   // halves of `even`, those of every odd byte into `odd`; what lies above is ignored.
@@ -143,6 +148,11 @@ struct Vec {
   static void lookup_wide(WideTable table, I codes, I& even, I& odd) {
     even = _mm512_maskz_permutexvar_epi16(~0u, codes, table);
     odd = _mm512_maskz_permutexvar_epi16(~0u, _mm512_maskz_srli_epi16(~0u, codes, 8), table);
+  }
+  // Bytes of `on` where bit `bit` of the byte of `bits` is set, else of `off`.
+  template <int bit>
+  static I by_bit(I bits, I off, I on) {
+    return _mm512_mask_blend_epi8(_mm512_test_epi8_mask(bits, _mm512_set1_epi8(char(1 << bit))), off, on);
   }
   // Low bytes of the halves of `even` and `odd`, in turn.
   static I join_bytes(I even, I odd) {

@@ -138,7 +138,9 @@ struct Vec {
     const I pairs = I(even + odd);
     return acc + low(pairs) + (pairs >> 16);
   }
-  static I dot7(I acc, I levels, I words) { return dot8(acc, levels, words); }
+  static constexpr int kWeightBias = 127;
+  static I dot_weights(I acc, I levels, I words) { return dot8(acc, levels, words); }
+  static Table load_signed_table(const int8_t* levels) { return load_table(levels); }
 
   struct WideTable {
     int16_t level[16];
@@ -152,6 +154,11 @@ struct Vec {
       high[i] = uint16_t(table.level[index[i] >> 8]);
     }
     even = I(low), odd = I(high);
+  }
+  template <int bit>
+  static I by_bit(I bits, I off, I on) {
+    const I set = (bits >> bit & iset1(0x01010101)) * 255;
+    return (on & set) | (off & ~set);
   }
   static I join_bytes(I even, I odd) { return I((US(even) & 0xff) | (US(odd) << 8)); }
 

@@ -112,7 +112,9 @@ struct Vec {
   static I dot8(I acc, I levels, I words) {
     return vdotq_s32(acc, vreinterpretq_s8_s32(levels), vreinterpretq_s8_s32(words));
   }
-  static I dot7(I acc, I levels, I words) { return dot8(acc, levels, words); }
+  static constexpr int kWeightBias = 127;
+  static I dot_weights(I acc, I levels, I words) { return dot8(acc, levels, words); }
+  static Table load_signed_table(const int8_t* levels) { return load_table(levels); }
 
   struct WideTable {
     uint8x16_t low, high;  // bytes of the levels
@@ -126,6 +128,33 @@ struct Vec {
     const uint8x16_t low = vqtbl1q_u8(table.low, index), high = vqtbl1q_u8(table.high, index);
     even = vreinterpretq_s32_u8(vtrn1q_u8(low, high));
     odd = vreinterpretq_s32_u8(vtrn2q_u8(low, high));
+  }
+  // Lanes of `now` moved k on, the last of `before` first.
+  template <int k>
+  static I lanes_before(I now, I before) {
+    return vextq_s32(before, now, 4 - k);
+  }
+  // A table of 128 bytes, for indices below 128, or of 256.
+  template <int size>
+  struct ByteTable {
+    uint8x16x4_t part[size / 64];
+    void load(const uint8_t* bytes) {
+      for (int i = 0; i < size / 64; ++i) part[i] = vld1q_u8_x4(bytes + 64 * i);
+    }
+    I lookup(I index) const {
+      uint8x16_t at = vreinterpretq_u8_s32(index);
+      uint8x16_t out = vqtbl4q_u8(part[0], at);
+      for (int i = 1; i < size / 64; ++i) {
+        at = vsubq_u8(at, vdupq_n_u8(64));
+        out = vqtbx4q_u8(out, part[i], at);  // an index out of the part keeps what there is
+      }
+      return vreinterpretq_s32_u8(out);
+    }
+  };
+  template <int bit>
+  static I by_bit(I bits, I off, I on) {
+    const uint8x16_t where = vtstq_u8(vreinterpretq_u8_s32(bits), vdupq_n_u8(1 << bit));
+    return vreinterpretq_s32_u8(vbslq_u8(where, vreinterpretq_u8_s32(on), vreinterpretq_u8_s32(off)));
   }
   static I join_bytes(I even, I odd) {
     return vreinterpretq_s32_u8(vtrn1q_u8(vreinterpretq_u8_s32(even), vreinterpretq_u8_s32(odd)));
