@@ -404,7 +404,8 @@ struct Flash {
 
   // The keys that are read first arrive while the queries are packed.
   void prefetch_first_keys() const {
-    const int begin = item.chunk_begin * kChunk, first = (tiles[0].lo > begin ? tiles[0].lo : begin) / kGroupKeys;
+    const int begin = item.chunk_begin * kChunk,
+              first = (tiles[0].lo > begin ? tiles[0].lo : begin) / kGroupKeys;
     const std::byte* keys = page(first / 2);
     for (size_t at = 0; keys && at < key_bytes / 2; at += 64)
       __builtin_prefetch(keys + (first % 2) * (key_bytes / 2) + at, 0, 2);

@@ -7,16 +7,20 @@
 //             <= k_scale * (qs / 2 * sum_d |level[d]| + u / 2 * sum_d |q[d]| + head_dim * qs * u / 4)
 //           The rotation leaves no outliers, so max|q| is about 3.5 rms(q) and the two roundings add noise of
 //           0.8 % and 0.6 % (root mean square) to a code's own 10 % (4 bits) or more.
-//   values: w_j = p_j * v_scale_j is rounded to 8 bits of the largest that the row sees among the same 128 keys
+//   values: w_j = p_j * v_scale_j is rounded to 8 bits of the largest that the row sees among the same 128
+//   keys
 //           of the chunk:
-//             w8 = nearest(254 w_j / m), m = max_j w_j        254: w8 - 127 is an int8, and so is its negative
-//             out[d] += sum over both 128 of m / 254 * u * sum_j w8[j] * L8[code[j][d]]     exact in int32
+//             w8 = nearest(254 w_j / m), m = max_j w_j        254: w8 - 127 is an int8, and so is its
+//             negative out[d] += sum over both 128 of m / 254 * u * sum_j w8[j] * L8[code[j][d]]     exact in
+//             int32
 //           Each w_j is off by at most m / 508, each level by at most u / 2; m below 1e-30 adds nothing. The
 //           error budget of the weights is in docs/kernels.md: with NMSE e of the type, noise of power
-//           sum_j m^2 / (12 * 254^2) beside the type's own e * sum_j w_j^2; at most 128 / (774192 e) of it (one
-//           key with nearly all the weight): 1.8 % of tbq4_h, 2.9 % of tbq4_ht, 2.0 % of tbq4_0, less of fewer bits.
+//           sum_j m^2 / (12 * 254^2) beside the type's own e * sum_j w_j^2; at most 128 / (774192 e) of it
+//           (one key with nearly all the weight): 1.8 % of tbq4_h, 2.9 % of tbq4_ht, 2.0 % of tbq4_0, less of
+//           fewer bits.
 // Integer sums do not depend on their order and what scales them is a product, so scores and the sums of a
-// chunk (two products and their sum) have the same bits on every ISA. Scales are not negative (the codecs write no others).
+// chunk (two products and their sum) have the same bits on every ISA. Scales are not negative (the codecs
+// write no others).
 #pragma once
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/kv_page.h"

@@ -57,14 +57,14 @@ struct TrellisVectors {
   template <int p>
   [[gnu::always_inline]] static I pair(const std::byte* lines) {
     if constexpr (b == 2)
-      return p % 2 ? _mm512_srli_epi32(Vec::iload(lines + p / 2 * kImage), 4) : Vec::iload(lines + p / 2 * kImage);
+      return p % 2 ? _mm512_srli_epi32(Vec::iload(lines + p / 2 * kImage), 4)
+                   : Vec::iload(lines + p / 2 * kImage);
     if constexpr (b != 3 || p < 3) return Vec::iload(lines + p * kImage);
     const I third = Vec::iload(lines + 2 * kImage);  // its top bits are theirs
-    const I odd = Vec::select_bits(0x18, _mm512_srli_epi32(Vec::iload(lines + kImage), 3),
-                                   _mm512_srli_epi32(third, 2));
-    return Vec::select_bits(
-        0x03, _mm512_srli_epi32(Vec::iload(lines), 6),
-        Vec::select_bits(0x04, _mm512_srli_epi32(third, 4), odd));
+    const I odd =
+        Vec::select_bits(0x18, _mm512_srli_epi32(Vec::iload(lines + kImage), 3), _mm512_srli_epi32(third, 2));
+    return Vec::select_bits(0x03, _mm512_srli_epi32(Vec::iload(lines), 6),
+                            Vec::select_bits(0x04, _mm512_srli_epi32(third, 4), odd));
   }
 
   // What the symbols before those of a pair leave: the pair, and (2 bits) its last two symbols in a byte.
@@ -182,7 +182,8 @@ struct TcqBlock {
       Vec::store(top + t, most);
       const __m512 of_top = Vec::if_less(Vec::zero(), most, Vec::div(scale(block), most), Vec::set1(1.0f));
       const I whole = Vec::to_int(Vec::mul(of_top, Vec::set1(32768.0f)));
-      Vec::store_u16(reinterpret_cast<uint16_t*>(share + t), _mm512_min_epi32(whole, _mm512_set1_epi32(32767)));
+      Vec::store_u16(reinterpret_cast<uint16_t*>(share + t),
+                     _mm512_min_epi32(whole, _mm512_set1_epi32(32767)));
     }
   }
 };
@@ -312,8 +313,8 @@ void tcq_values(const std::byte* region, int head_dim, int d, const float*, std:
   const std::byte* start = d % 128 ? nullptr : region + tcq_block(head_dim, d / 128) + kTcqBefore;
   for (int half = 0; half < 2; ++half)
     vectors.values(start ? nullptr : lines - kSliceLines + kLines + half * 2 * kLines,
-                   start ? start + half * 32 : nullptr, lines + half * 2 * kLines,
-                   &shares.share[half * 32], images + half * 2 * kBlockImages * kImage);
+                   start ? start + half * 32 : nullptr, lines + half * 2 * kLines, &shares.share[half * 32],
+                   images + half * 2 * kBlockImages * kImage);
 }
 
 void tcq_value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table) {

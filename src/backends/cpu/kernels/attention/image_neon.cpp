@@ -8,7 +8,8 @@ namespace kvasir::cpu {
 namespace {
 
 template <DType type>
-using Trellis = std::conditional_t<trellis_bits(type) != 0, TrellisSources<neon::Vec>::Of<type>, SharedSource<type>>;
+using Trellis =
+    std::conditional_t<trellis_bits(type) != 0, TrellisSources<neon::Vec>::Of<type>, SharedSource<type>>;
 
 }  // namespace
 

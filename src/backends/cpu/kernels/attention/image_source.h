@@ -21,7 +21,8 @@
 
 namespace kvasir::cpu {
 
-// Levels of keys are stored plus `bias` (mod 256), as Vec::dot8 wants them. `table`: of tbq3_tcq, null for Kvasir's own; other types take no notice.
+// Levels of keys are stored plus `bias` (mod 256), as Vec::dot8 wants them. `table`: of tbq3_tcq, null for
+// Kvasir's own; other types take no notice.
 struct ImageSource {
   DType type;
   int widen;  // image dimensions a value of a key: 2 for qjl1_256

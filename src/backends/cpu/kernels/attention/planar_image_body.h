@@ -196,9 +196,13 @@ struct PlanarImages {
 
   static constexpr DType kType = type;
   static constexpr bool kKeysOnly = type == DType::qjl1_256;
-  static constexpr ImageSource kSource{
-      type, kForm.dims / kForm.values,          kForm.bits,
-      kKeysOnly ? query : nullptr, keys, kKeysOnly ? nullptr : value_scales, kKeysOnly ? nullptr : values};
+  static constexpr ImageSource kSource{type,
+                                       kForm.dims / kForm.values,
+                                       kForm.bits,
+                                       kKeysOnly ? query : nullptr,
+                                       keys,
+                                       kKeysOnly ? nullptr : value_scales,
+                                       kKeysOnly ? nullptr : values};
   static const ImageSource& get() { return kSource; }
 };
 

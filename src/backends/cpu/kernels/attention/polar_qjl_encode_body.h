@@ -88,8 +88,8 @@ struct PolarEncoder {
           products[i][t] += products[i + width][t], levels[i][t] += levels[i + width][t];
     for (int t = 0; t < kRowTokens; t += n) {
       const F limit = Vec::set1(65504.0f);
-      const F exact =
-          Vec::div(Vec::mul(Vec::set1(formats::kRoot128), Vec::load(products[0] + t)), Vec::load(levels[0] + t));
+      const F exact = Vec::div(Vec::mul(Vec::set1(formats::kRoot128), Vec::load(products[0] + t)),
+                               Vec::load(levels[0] + t));
       Vec::store(b.scale + t, Vec::if_less(limit, exact, limit, exact));
     }
   }
@@ -137,7 +137,8 @@ struct PolarEncoder {
   // Scales and residuals; a row whose scale is 0 has nothing else.
   static void store_scales(bool key, int head_dim, int block, int token, Block& b, std::byte* region) {
     alignas(64) uint16_t bits[kRowTokens];
-    for (int t = 0; t < kRowTokens; t += n) Vec::store(reinterpret_cast<F16*>(bits + t), Vec::load(b.scale + t));
+    for (int t = 0; t < kRowTokens; t += n)
+      Vec::store(reinterpret_cast<F16*>(bits + t), Vec::load(b.scale + t));
     for (int t = 0; t < kRowTokens; ++t) {
       const bool empty = b.to_unit[t] == 0 || bits[t] == 0;
       if (empty) bits[t] = 0;
@@ -146,9 +147,9 @@ struct PolarEncoder {
       __builtin_memset(residual, 0, 16);
       residual[0] = std::byte(!empty && b.side[t]);
     }
-    __builtin_memcpy(region + (key ? kForm.key_scale(head_dim, block, token)
-                                   : kForm.value_scale(head_dim, block, token)),
-                     bits, sizeof(bits));
+    __builtin_memcpy(
+        region + (key ? kForm.key_scale(head_dim, block, token) : kForm.value_scale(head_dim, block, token)),
+        bits, sizeof(bits));
   }
 };
 
@@ -188,7 +189,8 @@ struct QjlEncoder {
   static void store_signs(const float* sketch, int key, std::byte* line) {
     uint8_t* out = reinterpret_cast<uint8_t*>(line) + key % 16 * 4;
     for (int i = 0; i < 4; ++i) {
-      const int bits = (sketch[i] > 0) | (sketch[4 + i] > 0) << 2 | (sketch[8 + i] > 0) << 4 | (sketch[12 + i] > 0) << 6;
+      const int bits =
+          (sketch[i] > 0) | (sketch[4 + i] > 0) << 2 | (sketch[8 + i] > 0) << 4 | (sketch[12 + i] > 0) << 6;
       out[i] = uint8_t(out[i] | bits << (key / 16));
     }
   }
@@ -206,13 +208,16 @@ struct QjlEncoder {
             sketch(x, t, j, signs);
             for (int k = 0; k < kTogether; ++k)
               for (int i = 0; i < kVectors * n; i += kBlockDims)
-                store_signs(signs[k] + i, (token + t + k) % 32,
-                            region + size_t(token / 32 * n_images + (block * kForm.dims + j + i) / kBlockDims) * kImage);
+                store_signs(
+                    signs[k] + i, (token + t + k) % 32,
+                    region +
+                        size_t(token / 32 * n_images + (block * kForm.dims + j + i) / kBlockDims) * kImage);
           }
       }
   }
 
-  static void store_norms(const float (*x)[kRowTokens], int head_dim, int block, int token, std::byte* region) {
+  static void store_norms(const float (*x)[kRowTokens], int head_dim, int block, int token,
+                          std::byte* region) {
     float squares[kRowTokens] = {};
     for (int i = 0; i < 128; ++i)
       for (int t = 0; t < kRowTokens; ++t) squares[t] += x[i][t] * x[i][t];

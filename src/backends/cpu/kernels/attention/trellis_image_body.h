@@ -1,6 +1,6 @@
-// Images of tbq2_ht tbq3_ht tbq4_ht by vectors: states from symbols by shifts, levels by byte lookups of half a
-// table. The places are those of kv_page.h; image_avx512.cpp has the same with wider tables and masks. Included
-// by the image files of other ISAs, into an unnamed namespace.
+// Images of tbq2_ht tbq3_ht tbq4_ht by vectors: states from symbols by shifts, levels by byte lookups of half
+// a table. The places are those of kv_page.h; image_avx512.cpp has the same with wider tables and masks.
+// Included by the image files of other ISAs, into an unnamed namespace.
 #pragma once
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/image_body.h"
@@ -122,9 +122,8 @@ struct TrellisImages {
       Before last = before<Along>(pair<kPairs - 1>(p + (n_blocks - 1) * kLines));
       if (mutated(Mutation::kSeam)) last = before<Along>(Vec::izero());
       for (int i = 0; i < n_blocks; ++i, p += kLines, out += kBlockImages * kImage)
-        static_for<kPairs>([&](auto j) [[gnu::always_inline]] {
-          expand<Along>(pair<j>(p), last, out + j * 2 * kImage);
-        });
+        static_for<kPairs>(
+            [&](auto j) [[gnu::always_inline]] { expand<Along>(pair<j>(p), last, out + j * 2 * kImage); });
     }
   }
 
@@ -148,12 +147,12 @@ struct TrellisSources {
       Vec::store(scales + i, Vec::load(reinterpret_cast<const F16*>(p) + i));
   }
   template <int b>
-  static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
-                   const formats::TcqTable*) {
+  static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
+                   float* scales, const formats::TcqTable*) {
     const int n_blocks = head_dim / kBlockDims;
     half_scales(region + head_wide_scales(b, head_dim) + group * 64, kGroupKeys, scales);
-    TrellisImages<Vec, b>(bias).keys(region + size_t(group * n_blocks) * TrellisImages<Vec, b>::kLines, n_blocks,
-                                     images);
+    TrellisImages<Vec, b>(bias).keys(region + size_t(group * n_blocks) * TrellisImages<Vec, b>::kLines,
+                                     n_blocks, images);
   }
   template <int b>
   static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
