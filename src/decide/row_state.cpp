@@ -100,7 +100,7 @@ void RowState::add_candidate(const KvTypes& types) {
     c.prompt =
         predict_prompt(*inputs_.machine, geometry_, types, n_ctx_, 0, std::min(request_.n_ubatch, n_ctx_)).cost;
   } else {
-    c.cost_missing = "no table of this machine: kvasir devices --measure";
+    c.cost_missing = "no table of this machine and these kernels: kvasir devices --measure";
   }
   if (quality_)
     if (const QualityRow* row = find_quality(*quality_, types)) c.quality = *row;
