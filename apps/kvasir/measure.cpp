@@ -25,7 +25,8 @@ using graph::kPageTokens;
 constexpr double kRooflineSeconds = 0.6;
 constexpr size_t kWorkBytes = size_t(256) << 20;  // no cache that a program has for itself holds this
 constexpr double kSliceSeconds = 0.03;            // of one figure
-constexpr int kKeys = 8192;                       // a depth at which attention is nearly all of its step
+// A depth at which attention is nearly all of its step; a GPU reads as many keys in the time of a launch.
+int deep_keys(const backends::Backend& backend) { return backend.caps().name == "cpu" ? 8192 : 131072; }
 constexpr int kNormOps = 64, kNormWidth = 1536;
 constexpr int kPromptRows = decide::kPromptRows;
 constexpr int kPromptDepth = 1024;  // a depth at which keys are most of a prompt's attention
@@ -224,14 +225,15 @@ class AttentionProbe {
   // Deep and shallow steps in turn, so that a change of the machine's speed meets both. Infinite where a
   // step's start hides the keys.
   double ns_per_key() {
+    const int n_keys = deep_keys(backend_);
     double deep = 1e30, shallow = 1e30;
     const auto begin = Clock::now();
     for (int i = 0; seconds_since(begin) < (i < 8 ? 8 : 1) * kSliceSeconds; ++i) {
-      deep = std::min(deep, seconds(kKeys));
+      deep = std::min(deep, seconds(n_keys));
       shallow = std::min(shallow, seconds(kPageTokens));
     }
-    if (deep < 2 * shallow) return std::numeric_limits<double>::infinity();
-    return (deep - shallow) / double(kKeys - kPageTokens) * 1e9;
+    if (deep < 1.5 * shallow) return std::numeric_limits<double>::infinity();
+    return (deep - shallow) / double(n_keys - kPageTokens) * 1e9;
   }
 
   // A prompt's rows deep in the context, and at its start: what a stored token costs a row, and what is left

@@ -136,7 +136,7 @@ std::string quality_plot(const Report& report, const QualityTable* quality) {
   const bool measured = quality && !quality->rows.empty();
   Plot p;
   p.x_title = fmt::format("bits a value at head size {}", head);
-  p.y_title = measured ? "mean KL from an f16 cache, nats" : "mean square error of a stored value (theory)";
+  p.y_title = measured ? "mean KL, nats" : "error of a value (theory)";
   p.log_y = true;
   p.x_max = 9.5;
   Series s{"", {}, 0, false, {}};

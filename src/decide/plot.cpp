@@ -8,8 +8,8 @@
 namespace kvasir::decide {
 namespace {
 
-constexpr double kWidth = 480, kHeight = 330, kLeft = 88, kRight = 14, kTop = 12, kBottom = 52;
-constexpr double kRow = 22, kColumn = 128;  // of the legend below the plot
+constexpr double kWidth = 480, kHeight = 330, kLeft = 100, kRight = 14, kTop = 12, kBottom = 52;
+constexpr double kRow = 22, kColumn = 125;  // of the legend below the plot
 
 class Scale {
  public:
@@ -48,7 +48,10 @@ std::string series_svg(const Series& s, const Scale& x, const Scale& y) {
     return fmt::format("<polyline class=\"l s{}\" points=\"{}\"><title>{}</title></polyline>\n", s.color,
                        points, escaped(s.label));
   }
-  double last_y = -100;
+  struct Box {
+    double left, top, right, bottom;
+  };
+  std::vector<Box> taken;
   for (size_t i = 0; i < s.points.size(); ++i) {
     const auto [px, py] = s.points[i];
     const std::string name = i < s.names.size() ? s.names[i] : s.label;
@@ -56,11 +59,23 @@ std::string series_svg(const Series& s, const Scale& x, const Scale& y) {
         "<circle class=\"d s{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4.5\"><title>{}</title></circle>\n", s.color,
         x(px), y(py), escaped(name));
     if (s.names.empty()) continue;
-    const bool left = x(px) > kWidth - 140;
-    double at = y(py) + 4;
-    if (std::abs(at - last_y) < 14) at = last_y - 15;  // names do not lie on each other
-    last_y = at;
-    out += text(x(px) + (left ? -8 : 8), at, left ? "end" : "start", name, "n");
+    // Beside the point, right or left, or farther up or down: names do not lie on each other.
+    const double width = 7.5 * double(name.size()), height = 14;
+    const bool prefer_left = x(px) > kWidth - 140;
+    for (int attempt = 0;; ++attempt) {
+      const bool left = (attempt % 2 == 1) != prefer_left;
+      const int rows = (attempt / 2 + 1) / 2 * (attempt / 2 % 2 ? 1 : -1);
+      const double at = y(py) + 4 + rows * height, from = x(px) + (left ? -8 - width : 8);
+      const Box box{from, at - height + 2, from + width, at + 2};
+      const bool free = std::ranges::none_of(taken, [&](const Box& b) {
+        return box.left < b.right && b.left < box.right && box.top < b.bottom && b.top < box.bottom;
+      });
+      const bool inside = box.left > kLeft && box.right < kWidth + kRight && box.top > 0 && box.bottom < kHeight - kBottom;
+      if ((!free || !inside) && attempt < 24) continue;
+      taken.push_back(box);
+      out += text(x(px) + (left ? -8 : 8), at, left ? "end" : "start", name, "n");
+      break;
+    }
   }
   return out;
 }
