@@ -60,6 +60,60 @@ TEST_P(CudaMatmul, RowsAgreeWithDoubleSums) {
   }
 }
 
+// One row through sizes that models have: rows of a matrix among few and many blocks, rows that one warp takes and
+// rows that many share, more chunks than a block holds at a time.
+TEST_P(CudaMatmul, OneRowOfEverySize) {
+  KVASIR_NEEDS_CUDA();
+  const DType type = GetParam();
+  if (formats::require(type).block == 1) GTEST_SKIP() << "not an int8 form";
+  struct Size {
+    int n_in, n_out;
+    bool gated;
+  };
+  for (const Size& size : {Size{1536, 256, false}, Size{256, 1536, false}, Size{1536, 6144, true},
+                           Size{6144, 300, false}, Size{12288, 264, false}, Size{5376, 1000, false},
+                           Size{21504, 140, false}, Size{2048, 40000, false}, Size{768, 7, false}}) {
+    SmallGraph small;
+    const graph::ValueId x = small.input("x", DType::f32, size.n_in, 2, 1);
+    graph::Op op;
+    op.kind = size.gated ? OpKind::gated_mlp : OpKind::matmul;
+    op.act = size.gated ? graph::Activation::kGeluTanh : graph::Activation::kNone;
+    op.in[0] = x;
+    op.w[0] = small.add(make_table("w", type, size.n_in, size.n_out, 2, 0.05f));
+    if (size.gated) op.w[1] = small.add(make_table("w2", type, size.n_in, size.n_out, 3, 0.05f));
+    op.out = small.value("y", size.n_out);
+    small.graph.ops.push_back(op);
+    const auto backend = backends::create_backend("cuda", 1);
+    backend->upload(small.graph, nullptr, nullptr);
+    backends::Decisions decisions;
+    decisions.keep_values = true;
+    const auto executable = backend->compile(small.graph, decisions, {}, 1);
+    std::vector<double> y;
+    for (int o = 0; o < size.n_out; ++o) {
+      double a = 0, b = 0;
+      for (int i = 0; i < size.n_in; ++i) {
+        const double v = double(small.tables[0]->values[size_t(size.n_in) + size_t(i)]);
+        a += v * double(small.tables[1]->values[size_t(o) * size_t(size.n_in) + size_t(i)]);
+        if (size.gated) b += v * double(small.tables[2]->values[size_t(o) * size_t(size.n_in) + size_t(i)]);
+      }
+      y.push_back(size.gated ? a / (1 + std::exp(-2 * 0.7978845608 * (a + 0.044715 * a * a * a))) * b : a);
+    }
+    graph::SequenceView sequence;
+    const Row row{1, 0, 0, 0};
+    std::vector<float> first;
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      backend->submit(*executable, {{&row, 1}, {&sequence, 1}});
+      const auto got = backend->inspect(*executable, op.out);
+      if (repeat == 0) {
+        first.assign(got.begin(), got.end());
+        EXPECT_LE(nmse(got, y), size.gated ? 2e-4 : 5e-5) << size.n_out << " rows of " << size.n_in;
+      }
+      ASSERT_EQ(0, std::memcmp(first.data(), got.data(), got.size_bytes()))
+          << size.n_out << " rows of " << size.n_in << ", repeat " << repeat;
+    }
+  }
+}
+
 TEST_P(CudaMatmul, LookupsAreTheScalarCodecs) {
   KVASIR_NEEDS_CUDA();
   constexpr int kWidth = 512, kTokens = 40;

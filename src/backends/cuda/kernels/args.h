@@ -23,6 +23,8 @@ struct Launch {
 struct LaunchShape {
   unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
   size_t shared = 0;  // dynamic, bytes
+  size_t shared_most =
+      0;  // of any launch of this kernel, when they differ: launches in a graph share the limit
 };
 void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kernel, void** arguments);
 void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes);

@@ -50,7 +50,7 @@ __device__ __forceinline__ float block_sum(float v, float* scratch) {
 
 __device__ __forceinline__ float gelu_tanh(float x) {
   const float u = 0.7978845608f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + __expf(-2.0f * u));
+  return __fdividef(x, 1.0f + __expf(-2.0f * u));
 }
 
 // Weights are read once: keep them out of L1.
@@ -60,11 +60,6 @@ __device__ __forceinline__ int4 load_stream(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p));
   return v;
-}
-
-// `bytes` (rounded down to 16) from `p` on are on their way to L2: needs no register and no later wait.
-__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes / 16 * 16) : "memory");
 }
 
 __device__ __forceinline__ int4 load4(const void* p) { return *static_cast<const int4*>(p); }
@@ -79,7 +74,7 @@ __device__ __forceinline__ void quantize_lanes(const float (&v)[E], int lane, in
   for (int i = 0; i < E; ++i) largest = fmaxf(largest, fabsf(v[i]));
 #pragma unroll
   for (int o = kLanes / 2; o > 0; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
-  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  const float inverse = largest > 0 ? __fdividef(127.0f, largest) : 0.0f;
   int sum = 0;
   uint32_t packed[(E + 3) / 4] = {};
 #pragma unroll
@@ -97,28 +92,36 @@ __device__ __forceinline__ void quantize_lanes(const float (&v)[E], int lane, in
   if constexpr (E == 8) *reinterpret_cast<uint2*>(to) = {packed[0], packed[1]};
   if constexpr (E == 16) *reinterpret_cast<uint4*>(to) = {packed[0], packed[1], packed[2], packed[3]};
   if (lane % kLanes == 0)
-    meta[lane / kLanes] = {largest / 127.0f,
+    meta[lane / kLanes] = {largest * (1.0f / 127.0f),
                            int(uint32_t(uint16_t(sum)) | (uint32_t(uint16_t(other)) << 16))};
 }
 
 // One value a lane.
 __device__ __forceinline__ void quantize_group(float v, int lane, int8_t* q, GroupMeta* meta) {
   const float largest = warp_max(fabsf(v));
-  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  const float inverse = largest > 0 ? __fdividef(127.0f, largest) : 0.0f;
   const int code = max(-127, min(127, __float2int_rn(v * inverse)));
   q[lane] = int8_t(code);
   int sum = code;
 #pragma unroll
   for (int o = 8; o > 0; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
   const int high = __shfl_sync(~0u, sum, 16);
-  if (lane == 0) *meta = {largest / 127.0f, int(uint32_t(uint16_t(sum)) | (uint32_t(uint16_t(high)) << 16))};
+  if (lane == 0)
+    *meta = {largest * (1.0f / 127.0f), int(uint32_t(uint16_t(sum)) | (uint32_t(uint16_t(high)) << 16))};
 }
 
+// Dynamic shared memory of a launch, and of the launch of this kernel that takes most.
+struct SharedBytes {
+  size_t bytes, most;
+  SharedBytes(size_t n) : bytes(n), most(n) {}
+  SharedBytes(size_t n, size_t m) : bytes(n), most(m) {}
+};
+
 template <typename... Params, typename... Args>
-void launch(const Launch& how, dim3 grid, dim3 block, size_t shared, void (*kernel)(Params...),
+void launch(const Launch& how, dim3 grid, dim3 block, SharedBytes shared, void (*kernel)(Params...),
             Args&&... args) {
   std::tuple<Params...> values{Params(args)...};
-  const LaunchShape shape{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared};
+  const LaunchShape shape{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared.bytes, shared.most};
   std::apply(
       [&](auto&... value) {
         void* arguments[] = {&value...};

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/kernels/heads/heads.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
 #include "base/error.h"
@@ -69,6 +70,7 @@ CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& w
     for (ValueId v : op.in)
       if (v != kNone) ++consumers_[size_t(v)];
   int8_.assign(n, false);
+  int8_one_.assign(n, false);
   value_data_.assign(n, nullptr);
   quant_.assign(n, {});
   shifted_.assign(n, nullptr);
@@ -121,6 +123,18 @@ void CudaExecutable::prepare_kv() {
     view.tables = kv_tables(spec);
     kv_.push_back(view);
   }
+  std::vector<KvView> open;
+  for (const KvView& view : kv_)
+    if (few_form(view.k_form) && few_form(view.v_form) &&
+        (open_page(view.k_form) || open_page(view.v_form))) {
+      open.push_back(view);
+      max_open_heads_ = std::max(max_open_heads_, view.n_kv);
+    }
+  n_open_kv_ = int(open.size());
+  if (open.empty()) return;
+  open_kv_ = Memory(open.size() * sizeof(KvView), Place::kDevice, "allocating cache views");
+  check(cudaMemcpy(open_kv_.as(), open.data(), open.size() * sizeof(KvView), cudaMemcpyHostToDevice),
+        "uploading cache views");
 }
 
 // What the types of one cache keep as data, on the device.
@@ -192,16 +206,17 @@ bool CudaExecutable::feeds_int8(ValueId v) const {
 }
 
 QuantRows CudaExecutable::quantized(ValueId v, const Rows& rows) const {
-  return rows.of(set_of(v)) <= kMaxMatvecRows && int8_[size_t(v)] ? quant_[size_t(v)] : QuantRows{};
+  const int n = rows.of(set_of(v));
+  const bool wanted = n == 1 ? int8_one_[size_t(v)] : n > 0 && n <= kMaxMatvecRows && int8_[size_t(v)];
+  return wanted ? quant_[size_t(v)] : QuantRows{};
 }
 
 void CudaExecutable::need_int8(ValueId v) {
   if (int8_[size_t(v)] || !feeds_int8(v)) return;
   int8_[size_t(v)] = true;
   add_node("quantize", -1, {v}, [this, v](const Rows& rows) {
-    const int n = rows.of(set_of(v));
-    if (n == 1 && quantized_by_.contains(v)) return;
-    if (n > 0 && n <= kMaxMatvecRows) quantize_rows(next(), data(v), width(v), n, quant_[size_t(v)]);
+    if (const QuantRows to = quantized(v, rows); to.q)
+      quantize_rows(next(), data(v), width(v), rows.of(set_of(v)), to);
   });
 }
 
@@ -222,7 +237,7 @@ size_t CudaExecutable::add_norm(size_t at) {
     args.eps_second = second->eps;
   }
   int8_[size_t(last)] = feeds_int8(last);
-  const NormNode node{args, op.in[0], op.in[1], op.out, second ? second->out : kNone, nodes_.size(), false};
+  const NormNode node{args, op.in[0], op.in[1], op.out, second ? second->out : kNone, nodes_.size()};
   norms_[last] = node;
   add_node(graph_.values[size_t(last)].name, op.layer, {node.x, node.residual, node.out, node.second},
            [this, last](const Rows& rows) {
@@ -236,13 +251,10 @@ size_t CudaExecutable::add_norm(size_t at) {
 
 // Consecutive ops on heads of one size: norms by head, ropes, and the write into a cache, as one launch.
 size_t CudaExecutable::add_heads(size_t at) {
-  struct Made {
-    HeadJob job;
-    ValueId in, out;
-    bool query;
-  };
-  std::vector<Made> made;
-  HeadArgs args;
+  using Made = HeadsNode::Made;
+  HeadsNode node;
+  std::vector<Made>& made = node.made;
+  HeadArgs& args = node.args;
   args.layer = graph_.ops[at].layer;
   args.head_dim = graph_.ops[at].kind == OpKind::kv_append ? graph_.kv[size_t(graph_.ops[at].kv)].head_dim
                                                            : graph_.ops[at].head_dim;
@@ -308,52 +320,81 @@ size_t CudaExecutable::add_heads(size_t at) {
   args.kv.head_dim = args.head_dim;
   args.fault = params_.as<int32_t>();
   args.n_jobs = int(made.size());
+  node.stores = kv >= 0;
   std::vector<ValueId> touches;
   for (const Made& m : made) touches.insert(touches.end(), {m.in, m.out});
+  heads_of_.clear();
+  for (const Made& m : made)
+    if (m.query) heads_of_[m.out] = heads_.size();
   const graph::RowSet set = set_of(made[0].in);
-  add_node(kv >= 0 ? "heads+kv" : "heads", args.layer, touches, [=, this](const Rows& rows) mutable {
+  heads_.push_back(std::move(node));
+  const HeadsNode& heads = heads_.back();
+  add_node(kv >= 0 ? "heads+kv" : "heads", heads.args.layer, touches, [this, set, &heads](const Rows& rows) {
     const int n = rows.of(set);
-    if (n == 0) return;
-    for (size_t j = 0; j < made.size(); ++j) {
-      args.jobs[j] = made[j].job;
-      args.jobs[j].in = data(made[j].in);
-      args.jobs[j].out = data(made[j].out);
-      if (made[j].query) args.jobs[j].out_shifted = shifted_[size_t(made[j].out)];
-    }
-    run_heads(next(), args, step_view(), n, rows.own_pages);
-    if (kv >= 0 && needs_encode(args.kv, rows.own_pages))
-      encode_pages(next(), args, step_view(), n, rows.own_pages);
+    if (n == 0 || (heads.attention != kNone && runs_near(rows, heads.attention_kv, heads.attention))) return;
+    const HeadArgs launched = head_args(heads);
+    if (rows.few() && has_few_heads(launched)) return run_few_heads(next(), launched, step_view(), n);
+    run_heads(next(), launched, step_view(), n, rows.own_pages);
+    if (heads.stores && needs_encode(launched.kv, rows.own_pages))
+      encode_pages(next(), launched, step_view(), n, rows.own_pages);
   });
   return used;
 }
 
+HeadArgs CudaExecutable::head_args(const HeadsNode& heads) const {
+  HeadArgs args = heads.args;
+  for (size_t j = 0; j < heads.made.size(); ++j) {
+    const HeadsNode::Made& m = heads.made[j];
+    args.jobs[j] = m.job;
+    args.jobs[j].in = data(m.in);
+    args.jobs[j].out = data(m.out);
+    if (m.query) args.jobs[j].out_shifted = shifted_[size_t(m.out)];
+  }
+  return args;
+}
+
+// Does this step's attention into `out` go over few enough keys for the launch that does all?
+bool CudaExecutable::runs_near(const Rows& rows, int kv, ValueId out) const {
+  const int window = kv_[size_t(kv)].window;
+  return rows.few() && !rows.shifted && (rows.all_near || (window > 0 && window <= kNearKeys)) &&
+         !quantized(out, rows).q;
+}
+
+// True when attend_near() takes this attention; it makes the heads too when they are the node before it.
+bool CudaExecutable::add_near(const Op& op, NearArgs& near) {
+  if (decisions_.flash != backends::FlashAttention::kOn) return false;
+  near.kv = kv_[size_t(op.kv)];
+  near.n_head = op.n_head;
+  near.scale = op.scale;
+  near.softcap = op.softcap;
+  near.output_rows = set_of(op.out) == graph::RowSet::kOutput;
+  near.heads.fault = params_.as<int32_t>();
+  near.heads.layer = op.layer;
+  if (!has_near(near)) return false;
+  const auto it = heads_of_.find(op.in[0]);
+  if (it == heads_of_.end() || decisions_.keep_values || consumers_[size_t(op.in[0])] != 1) return true;
+  HeadsNode& heads = heads_[it->second];
+  NearArgs with = near;
+  with.heads = head_args(heads);
+  const auto serves = [&](const HeadsNode::Made& m) { return m.query || (heads.stores && m.job.side >= 0); };
+  if (!std::ranges::all_of(heads.made, serves) || !has_near(with)) return true;
+  heads.attention = op.out;
+  heads.attention_kv = op.kv;
+  return true;
+}
+
 void CudaExecutable::add_matmul_node(const Op& op, std::vector<Part> parts, std::string name) {
   need_int8(parts[0].in);
-  const MatrixView& first = weights_.matrices[size_t(parts[0].w)];
-  const ValueId out = parts[0].out;
-  // A gated pair is too wide for it: its blocks would be few and long.
-  if (wants_int8(first.form) && parts[0].w2 == kNone && !decisions_.keep_values) {
-    if (const auto it = norms_.find(parts[0].in); it != norms_.end() &&
-                                                  it->second.node + 1 == nodes_.size() &&
-                                                  first.n_in <= kMaxFusedRow && first.n_in % 128 == 0) {
-      // What only this matmul reads need not be made by a launch of its own; a single norm's output is stored
-      // by the matmul.
-      const bool alone = it->second.second == kNone
-                             ? std::ranges::count_if(graph_.ops,
-                                                     [&](const Op& o) {
-                                                       return o.in[0] == parts[0].in &&
-                                                              o.kind != OpKind::norm &&
-                                                              o.kind != OpKind::select_rows;
-                                                     }) == int(parts.size())
-                             : consumers_[size_t(parts[0].in)] == int(parts.size());
-      it->second.fused = alone;
-    }
-    if (parts.size() == 1 && feeds_int8(out) && width(out) % 32 == 0 && parts[0].gelu)
-      quantized_by_[out] = true;
-  }
+  const ValueId in = parts[0].in;
+  const bool streams = can_stream(product(parts, {1, 1}));
+  if (!streams && feeds_int8(in)) int8_one_[size_t(in)] = true;
   std::vector<ValueId> touches;
-  if (const auto it = norms_.find(parts[0].in); it != norms_.end() && it->second.fused)
-    touches = {it->second.x, it->second.residual, it->second.out, it->second.second};
+  if (const auto it = norms_.find(in); it != norms_.end() && streams && width(in) <= kMaxNormedRow) {
+    NormNode& norm = it->second;
+    if (norm.made_for == 0) norm.maker = nodes_.size();
+    norm.made_for += int(parts.size());
+    touches = {norm.x, norm.residual, norm.out, norm.second};
+  }
   double bytes = 0;
   for (const Part& p : parts) {
     touches.insert(touches.end(), {p.in, p.out, p.mul, p.residual});
@@ -364,8 +405,28 @@ void CudaExecutable::add_matmul_node(const Op& op, std::vector<Part> parts, std:
         bytes += double(b.codes + b.high + b.aux + b.aux2);
       }
   }
-  add_node(std::move(name), op.layer, touches, [this, parts](const Rows& rows) { run_matmul(parts, rows); });
+  const size_t node = nodes_.size();
+  add_node(std::move(name), op.layer, touches,
+           [this, parts, node](const Rows& rows) { run_matmul(parts, rows, node); });
   nodes_.back().bytes = bytes;
+}
+
+// Norms that every matmul after them makes itself when there is one row. The first of those stores what
+// others read later: nothing may stand between it and the norm.
+void CudaExecutable::fuse_norms() {
+  if (decisions_.keep_values) return;
+  for (auto& [last, norm] : norms_) {
+    int readers = 0;
+    for (const Op& op : graph_.ops) {
+      const bool reads = std::ranges::count(op.in, last) > 0;
+      const bool matmul = op.kind == OpKind::matmul || op.kind == OpKind::gated_mlp;
+      // A single norm's output is stored and may be read again; what a pair leaves is for the matmuls alone.
+      if (reads &&
+          (matmul || norm.second != kNone || op.kind == OpKind::logits || op.kind == OpKind::per_layer_embed))
+        readers += op.kind == OpKind::gated_mlp && form_of(op.w[0]) != form_of(op.w[1]) ? 2 : 1;
+    }
+    norm.fused = norm.made_for > 0 && norm.made_for == readers && norm.maker == norm.node + 1;
+  }
 }
 
 size_t CudaExecutable::add_matmul(size_t at) {
@@ -376,9 +437,8 @@ size_t CudaExecutable::add_matmul(size_t at) {
     const Op& op = graph_.ops[at + used];
     const bool plain = op.kind == OpKind::matmul;
     if (!plain && !(op.kind == OpKind::gated_mlp && used == 0)) break;
-    const auto form = [&](graph::WeightId w) { return weights_.matrices[size_t(w)].form; };
-    if (used > 0 && (op.in[0] != parts[0].in || form(op.w[0]) != form(parts[0].w))) break;
-    if (op.kind == OpKind::gated_mlp && form(op.w[0]) != form(op.w[1])) {
+    if (used > 0 && (op.in[0] != parts[0].in || form_of(op.w[0]) != form_of(parts[0].w))) break;
+    if (op.kind == OpKind::gated_mlp && form_of(op.w[0]) != form_of(op.w[1])) {
       // Two forms: the gate alone, then the other matrix times it.
       add_matmul_node(op, {{op.w[0], kNone, op.in[0], op.out, kNone, kNone, 0, 0, true}}, "gate");
       add_matmul_node(op, {{op.w[1], kNone, op.in[0], op.out, op.out, kNone, 0, 0, false}}, "up");
@@ -446,7 +506,11 @@ float* CudaExecutable::add_rotation(const Op& attention) {
   add_node("rotate", attention.layer, {q}, [=, this](const Rows& rows) mutable {
     const int n = rows.of(set_of(q));
     args.jobs[0].in = data(q);
-    if (n > 0) run_heads(next(), args, step_view(), n, false);
+    if (n == 0) return;
+    if (rows.few() && has_few_heads(args))
+      run_few_heads(next(), args, step_view(), n);
+    else
+      run_heads(next(), args, step_view(), n, false);
   });
   return memory_.back().as<float>();
 }
@@ -467,9 +531,27 @@ void CudaExecutable::add_attention(const Op& op) {
   const bool roped = comes_from_rope(q);
   float* rotated = nullptr;
   if (!roped && basis_of(args.kv.k_form) != KvBasis::kModel) rotated = add_rotation(op);
-  add_node("attention", op.layer, {q, out}, [=, this](const Rows& rows) mutable {
+  NearArgs near;
+  const bool takes_near = add_near(op, near);
+  const int kv = op.kv;
+  const HeadsNode* heads = nullptr;
+  std::vector<ValueId> touches{q, out};
+  if (const auto it = heads_of_.find(q);
+      takes_near && it != heads_of_.end() && heads_[it->second].attention == out) {
+    heads = &heads_[it->second];
+    for (const HeadsNode::Made& m : heads->made) touches.push_back(m.in);
+  }
+  heads_of_.clear();
+  add_node("attention", op.layer, touches, [=, this](const Rows& rows) mutable {
     const int n = rows.of(set_of(out));
     if (n == 0) return;
+    if (takes_near && runs_near(rows, kv, out)) {
+      near.q = rotated ? rotated : data(q);
+      near.out = data(out);
+      near.n_rows = n;
+      if (heads) near.heads = head_args(*heads);
+      return attend_near(next(), near, step_view());
+    }
     args.q = rotated ? rotated : data(q);
     args.out = data(out);
     args.quant = quantized(out, rows);
@@ -519,6 +601,7 @@ void CudaExecutable::build_nodes() {
         ++i;
         break;
       case OpKind::select_rows: {
+        heads_of_.clear();
         const ValueId in = op.in[0], out = op.out;
         add_node("select", op.layer, {in, out}, [=, this](const Rows& rows) {
           if (rows.out == 0) return;
@@ -533,10 +616,12 @@ void CudaExecutable::build_nodes() {
       case OpKind::logits:
         logits_op_ = &op;
         need_int8(op.in[0]);
+        if (!can_stream(logits_product(1))) int8_one_[size_t(op.in[0])] = true;
         ++i;
         break;
     }
   }
+  fuse_norms();
 }
 
 void CudaExecutable::plan_memory() {

@@ -46,6 +46,7 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
   std::byte* base = params_host_.as<std::byte>();
   int32_t* fault = reinterpret_cast<int32_t*>(base);
   fault[0] = fault[1] = -1;
+  fault[2] = fault[3] = 0;  // the best key
   SequenceInfo* sequences = reinterpret_cast<SequenceInfo*>(base + 16);
   for (size_t s = 0; s < step.sequences.size(); ++s) {
     const graph::SequenceView& from = step.sequences[s];
@@ -54,13 +55,16 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
   int32_t* out_rows = reinterpret_cast<int32_t*>(base + out_rows_at_);
   std::memcpy(base + rows_at_, step.rows.data(), step.rows.size_bytes());
   rows.out = 0;
-  rows.own_pages = true;
+  rows.own_pages = rows.all_near = true;
+  rows.shifted =
+      std::ranges::any_of(step.sequences, [](const graph::SequenceView& s) { return s.shift != 0; });
   std::vector<bool> seen(step.sequences.size(), false);
   for (int i = 0; i < rows.all; ++i) {
     const graph::Row& row = step.rows[size_t(i)];
     if (row.want_logits) out_rows[rows.out++] = i;
     if (seen[size_t(row.seq)]) rows.own_pages = false;
     seen[size_t(row.seq)] = true;
+    if (row.pos >= kNearKeys) rows.all_near = false;
   }
   step_rows_.assign(step.rows.begin(), step.rows.end());
 }
@@ -118,6 +122,11 @@ void CudaExecutable::write_tables(const graph::StepParams& step) {
   graphs_.clear();
 }
 
+void CudaExecutable::encode_step(const Rows& rows) {
+  if (rows.few() && n_open_kv_ > 0)
+    encode_pages_of(next(), open_kv_.as<const KvView>(), n_open_kv_, max_open_heads_, step_view(), rows.all);
+}
+
 void CudaExecutable::enqueue(const Rows& rows) {
   const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
   check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_),
@@ -125,9 +134,10 @@ void CudaExecutable::enqueue(const Rows& rows) {
   may_overlap_ = false;
   half_of_ = kNone;
   for (const Node& node : nodes_) node.run(rows);
+  encode_step(rows);
   if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
-  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_),
-        "reading the step's faults");
+  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 16, cudaMemcpyDeviceToHost, stream_),
+        "reading the step's outcome");
 }
 
 void CudaExecutable::enqueue_traced(const Rows& rows) {
@@ -139,14 +149,16 @@ void CudaExecutable::enqueue_traced(const Rows& rows) {
   for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "creating an event");
   for (size_t i = 0; i <= nodes_.size(); ++i) {
     check(cudaEventRecord(events[i], stream_), "recording an event");
-    if (i < nodes_.size())
+    if (i < nodes_.size()) {
       nodes_[i].run(rows);
-    else if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows)
-      run_logits(0, rows.out);
+    } else {
+      encode_step(rows);
+      if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
+    }
   }
   check(cudaEventRecord(events.back(), stream_), "recording an event");
-  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 8, cudaMemcpyDeviceToHost, stream_),
-        "reading the step's faults");
+  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 16, cudaMemcpyDeviceToHost, stream_),
+        "reading the step's outcome");
   check(cudaStreamSynchronize(stream_), "running a step");
   trace_.clear();
   for (size_t i = 0; i <= nodes_.size(); ++i) {
@@ -172,7 +184,7 @@ void CudaExecutable::run(const graph::StepParams& step) {
     enqueue(rows_);
   } else {
     // The first step of a kind runs as it is (kernels are loaded then), the second is captured.
-    const auto key = std::make_tuple(rows_.all, rows_.out, rows_.own_pages);
+    const auto key = std::make_tuple(rows_.all, rows_.out, rows_.own_pages, rows_.shifted, rows_.all_near);
     const auto it = graphs_.find(key);
     if (it == graphs_.end()) {
       enqueue(rows_);
@@ -247,17 +259,11 @@ void CudaExecutable::run_gemm(const Part& part, int n_rows) {
   }
 }
 
-void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows) {
-  const int n = rows.of(set_of(parts[0].in));
-  if (n == 0) return;
-  if (n > kMaxMatvecRows) {
-    for (const Part& part : parts) run_gemm(part, n);
-    return;
-  }
+MatvecArgs CudaExecutable::product(const std::vector<Part>& parts, const Rows& rows) const {
   MatvecArgs args;
   args.n_parts = int(parts.size());
   args.n_in = width(parts[0].in);
-  args.n_rows = n;
+  args.n_rows = rows.of(set_of(parts[0].in));
   args.x = data(parts[0].in);
   args.quant = quant_[size_t(parts[0].in)];
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -272,7 +278,32 @@ void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows
     to.residual = data(from.residual);
     to.gelu = from.gelu;
   }
-  if (n > 1 || !run_fused(parts, args)) matvec(next(), args);
+  return args;
+}
+
+void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows, size_t node) {
+  const int n = rows.of(set_of(parts[0].in));
+  if (n == 0) return;
+  if (n > kMaxMatvecRows) {
+    for (const Part& part : parts) run_gemm(part, n);
+    return;
+  }
+  const MatvecArgs args = product(parts, rows);
+  if (n == 1 && can_stream(args))
+    run_stream(parts, args, node);
+  else
+    matvec(next(), args);
+}
+
+void CudaExecutable::run_stream(const std::vector<Part>& parts, const MatvecArgs& product, size_t node) {
+  StreamArgs args;
+  args.product = product;
+  if (const auto norm = norms_.find(parts[0].in); norm != norms_.end() && norm->second.fused) {
+    args.norm = norm_args(norm->second, rows_);
+    args.norm.second = nullptr;  // read by nobody else
+    if (node != norm->second.maker) args.norm.out = nullptr;
+  }
+  stream_matvec(next(), args);
 }
 
 NormArgs CudaExecutable::norm_args(const NormNode& norm, const Rows& rows) const {
@@ -285,33 +316,29 @@ NormArgs CudaExecutable::norm_args(const NormNode& norm, const Rows& rows) const
   return args;
 }
 
-bool CudaExecutable::run_fused(const std::vector<Part>& parts, const MatvecArgs& product) {
-  const auto norm = norms_.find(parts[0].in);
-  const bool makes_row = norm != norms_.end() && norm->second.fused;
-  const bool leaves_int8 = quantized_by_.contains(parts[0].out);
-  if (!makes_row && !leaves_int8) return false;
-  FusedArgs args;
-  args.product = product;
-  if (makes_row) args.norm = norm_args(norm->second, rows_);
-  if (leaves_int8) args.quant_out = quant_[size_t(parts[0].out)];
-  fused_matvec(next(), args);
-  return true;
+MatvecArgs CudaExecutable::logits_product(int n_rows) const {
+  const ValueId in = logits_op_->in[0];
+  MatvecArgs args;
+  args.n_in = width(in);
+  args.n_rows = n_rows;
+  args.x = data(in);
+  args.quant = quant_[size_t(in)];
+  args.parts[0].w = weights_.matrices[size_t(logits_op_->w[0])];
+  args.parts[0].n_out = graph_.n_vocab;
+  args.parts[0].out = logits_.as<float>();
+  args.parts[0].softcap = logits_op_->softcap;
+  return args;
 }
 
 void CudaExecutable::run_logits(int first, int n) {
   const ValueId in = logits_op_->in[0];
   const MatrixView& w = weights_.matrices[size_t(logits_op_->w[0])];
   if (rows_.out <= kMaxMatvecRows) {
-    MatvecArgs args;
-    args.n_in = width(in);
-    args.n_rows = n;
-    args.x = data(in);
-    args.quant = quant_[size_t(in)];
-    args.parts[0].w = w;
-    args.parts[0].n_out = graph_.n_vocab;
-    args.parts[0].out = logits_.as<float>();
-    args.parts[0].softcap = logits_op_->softcap;
-    matvec(next(), args);
+    const MatvecArgs args = logits_product(n);
+    if (n == 1 && can_stream(args))
+      stream_matvec(next(), {args, {}, params_.as<uint64_t>() + 1});
+    else
+      matvec(next(), args);
     return;
   }
   half_of_ = kNone;
@@ -383,6 +410,12 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
     fail(ErrorCode::kFailed, "{} candidates were asked for; 1 to {} can be chosen", n,
          backends::kMaxCandidates);
   n = std::min(n, graph_.n_vocab);
+  // The step of one row has chosen the first already.
+  if (const uint64_t key = fault_host_.as<uint64_t>()[1];
+      n == 1 && rows_.out == 1 && output_row == 0 && key != 0) {
+    candidates_ = {{key_logit(key), key_token(key)}};
+    return candidates_;
+  }
   const float* row = logits_on_device(output_row);
   const size_t scratch = size_t(choose_scratch(graph_.n_vocab, backends::kMaxCandidates));
   if (!keys_) {

@@ -1,6 +1,7 @@
 // A graph compiled for the device: a list of nodes, each one or two launches. Steps of up to kMaxMatvecRows
 // rows become one CUDA graph a (rows, output rows) pair; larger ones are enqueued node by node.
 #pragma once
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "backends/cuda/kernels/kv_append/kv_append.h"
 #include "backends/cuda/kernels/kv_forms/dtypes.h"
 #include "backends/cuda/kernels/matvec/matvec.h"
+#include "backends/cuda/kernels/near/near.h"
 #include "backends/cuda/runtime/weights.h"
 
 namespace kvasir::cuda {
@@ -39,6 +41,11 @@ class CudaExecutable final : public backends::Executable {
   struct Rows {
     int all = 0, out = 0;
     bool own_pages = false;  // no two rows write the same page
+    // Their heads go through the small kernel, and pages that they fill are encoded after the last layer:
+    // until then only rows of the same page read them.
+    bool few() const { return all <= kMaxMatvecRows && own_pages; }
+    bool shifted = false;   // a sequence has keys that were turned at pos + shift
+    bool all_near = false;  // no row sees more than kNearKeys keys in any layer
     int of(graph::RowSet set) const { return set == graph::RowSet::kAll ? all : out; }
   };
   struct Node {
@@ -47,6 +54,19 @@ class CudaExecutable final : public backends::Executable {
     std::vector<graph::ValueId> touches;  // for the memory plan
     std::function<void(const Rows&)> run;
     double bytes = 0;  // of weights read
+  };
+  // A launch that makes heads. An attention node right after it can make them itself (runs_near).
+  struct HeadsNode {
+    struct Made {
+      HeadJob job;
+      graph::ValueId in, out;
+      bool query;
+    };
+    HeadArgs args;  // without data
+    std::vector<Made> made;
+    bool stores = false;                      // into args.kv
+    graph::ValueId attention = graph::kNone;  // what that node leaves
+    int attention_kv = -1;
   };
   // One matrix (or a gated pair) of a matmul node.
   struct Part {
@@ -60,7 +80,9 @@ class CudaExecutable final : public backends::Executable {
     NormArgs args;  // without data
     graph::ValueId x = graph::kNone, residual = graph::kNone, out = graph::kNone, second = graph::kNone;
     size_t node = 0;     // its place in nodes_
-    bool fused = false;  // the next node, a matmul, makes it when there is one row
+    size_t maker = 0;    // the matmul node after it that can make it when there is one row
+    int made_for = 0;    // matmul ops that can
+    bool fused = false;  // they are all that need it: it has no launch of its own then
   };
 
   // compile.cpp
@@ -71,8 +93,10 @@ class CudaExecutable final : public backends::Executable {
   void add_matmul_node(const graph::Op& op, std::vector<Part> parts, std::string name);
   void add_per_layer(const graph::Op& op);
   void add_attention(const graph::Op& op);
+  bool add_near(const graph::Op& op, NearArgs& near);
   bool comes_from_rope(graph::ValueId q) const;
   float* add_rotation(const graph::Op& attention);
+  void fuse_norms();
   void add_node(std::string name, int layer, std::vector<graph::ValueId> touches,
                 std::function<void(const Rows&)> run);
   void need_int8(graph::ValueId v);
@@ -88,18 +112,24 @@ class CudaExecutable final : public backends::Executable {
   void write_params(const graph::StepParams& step, Rows& rows);
   void write_tables(const graph::StepParams& step);
   void grow_tables(int n_pages);
+  void encode_step(const Rows& rows);
   void enqueue(const Rows& rows);
   void enqueue_traced(const Rows& rows);
   void run_logits(int first, int n);
+  MatvecArgs logits_product(int n_rows) const;
   const float* logits_on_device(int output_row);
-  void run_matmul(const std::vector<Part>& parts, const Rows& rows);
-  bool run_fused(const std::vector<Part>& parts, const MatvecArgs& product);
+  void run_matmul(const std::vector<Part>& parts, const Rows& rows, size_t node);
+  MatvecArgs product(const std::vector<Part>& parts, const Rows& rows) const;
+  void run_stream(const std::vector<Part>& parts, const MatvecArgs& product, size_t node);
   NormArgs norm_args(const NormNode& norm, const Rows& rows) const;
+  HeadArgs head_args(const HeadsNode& heads) const;
+  bool runs_near(const Rows& rows, int kv, graph::ValueId out) const;
   void run_gemm(const Part& part, int n_rows);
   void to_half(graph::ValueId v, int n_rows);
   Launch next();  // overlap with whatever was launched before it
   StepView step_view() const;
   float* data(graph::ValueId v) const { return v == graph::kNone ? nullptr : value_data_[size_t(v)]; }
+  WeightForm form_of(graph::WeightId w) const { return weights_.matrices[size_t(w)].form; }
   int width(graph::ValueId v) const { return graph_.values[size_t(v)].width; }
   graph::RowSet set_of(graph::ValueId v) const { return graph_.values[size_t(v)].rows; }
 
@@ -112,12 +142,16 @@ class CudaExecutable final : public backends::Executable {
   std::string isa_;
 
   std::vector<Node> nodes_;
-  std::map<graph::ValueId, NormNode> norms_;     // by last output
-  std::map<graph::ValueId, bool> quantized_by_;  // a matmul leaves it as int8 groups, when there is one row
+  std::map<graph::ValueId, NormNode> norms_;  // by last output
+  std::deque<HeadsNode> heads_;
+  std::map<graph::ValueId, size_t> heads_of_;  // by queries: in heads_, when they are the node added last
   std::vector<KvView> kv_;
+  Memory open_kv_;  // on the device: the caches of kv_ whose pages are encoded when they are full
+  int n_open_kv_ = 0, max_open_heads_ = 0;
   std::vector<RopeTableArgs> ropes_;
   std::vector<int> consumers_;  // by value
   std::vector<bool> int8_;      // by value: its quantised rows are made
+  std::vector<bool> int8_one_;  // and for one row too: a matmul that reads it cannot make them itself
   std::vector<float*> value_data_;
   std::vector<QuantRows> quant_;
   std::vector<float*> shifted_;  // by value: queries turned at pos + shift
@@ -130,7 +164,7 @@ class CudaExecutable final : public backends::Executable {
   size_t params_bytes_ = 0, out_rows_at_ = 0, rows_at_ = 0;
   int table_stride_ = 0;
   bool may_overlap_ = false;
-  std::map<std::tuple<int, int, bool>, cudaGraphExec_t> graphs_;  // null: seen once
+  std::map<std::tuple<int, int, bool, bool, bool>, cudaGraphExec_t> graphs_;  // null: seen once
   Rows rows_;
   std::vector<graph::Row> step_rows_;
   Memory logits_, logits_host_;

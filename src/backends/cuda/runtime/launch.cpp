@@ -1,6 +1,8 @@
 // The vendor's launch, for kernel files.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "backends/cuda/kernels/args.h"
 #include "backends/cuda/runtime/device.h"
 
@@ -8,8 +10,8 @@ namespace kvasir::cuda {
 
 void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kernel, void** arguments) {
   constexpr size_t kNeedsConsent = 48 * 1024;  // dynamic shared memory beyond it has to be asked for
-  if (shape.shared > kNeedsConsent)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared)),
+  if (const size_t most = std::max(shape.shared, shape.shared_most); most > kNeedsConsent)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(most)),
           "asking for shared memory");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.grid[0], shape.grid[1], shape.grid[2]);

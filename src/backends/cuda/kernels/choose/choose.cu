@@ -1,19 +1,12 @@
 #include <algorithm>
 
 #include "backends/cuda/kernels/choose/choose.h"
-#include "backends/cuda/kernels/common.cuh"
+#include "backends/cuda/kernels/choose/key.cuh"
 
 namespace kvasir::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-
-__device__ __forceinline__ uint64_t make_key(float logit, int token) {
-  // A NaN is worse than every number.
-  const uint32_t bits = isnan(logit) ? 0xffffffffu : __float_as_uint(logit + 0.0f);  // one zero
-  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return uint64_t(ordered) << 32 | uint32_t(~token);
-}
 
 // Keys [stretch] of `logits`, or of `keys` when there are no logits, best first; the first n_best are kept.
 // Missing keys are 0: worse than any.

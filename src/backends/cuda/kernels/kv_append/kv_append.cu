@@ -1,4 +1,5 @@
 // Compiled without fused multiply-add: encoded bytes must be the scalar codec's.
+#include "backends/cuda/kernels/kv_append/fits.cuh"
 #include "backends/cuda/kernels/kv_append/head_tables.cuh"
 #include "backends/cuda/kernels/kv_append/kv_append.h"
 #include "backends/cuda/kernels/kv_forms/codec.cuh"
@@ -43,12 +44,6 @@ __device__ __noinline__ void encode_quick_row(KvForm form, const __half* x, int 
   stage_row(x, d, lane, scratch.row);
   encode_quick(form, Warp{lane}, scratch.row, d, scratch.code, place_row(form, d, token, region));
 }
-__device__ __noinline__ bool quick_row_fits(KvForm form, const __half* x, int d, int lane, uint8_t* code) {
-  return encode_quick(form, Warp{lane}, reinterpret_cast<const uint16_t*>(x), d, code, {});
-}
-
-// Rows below this fit every type: the largest scale any makes of 128 such values is 88 times it.
-constexpr float kAlwaysFits = 512.0f;
 
 // Would row `to`, just stored, need a scale that f16 cannot say? Searches answer when they encode it.
 template <int E>
@@ -60,7 +55,7 @@ __device__ __forceinline__ bool scale_fits(KvForm form, const float (&x)[E], con
   for (int i = 0; i < E; ++i) top = fmaxf(top, fabsf(x[i]));
   if (!(warp_max(top) > kAlwaysFits)) return true;
   __syncwarp();
-  return quick_row_fits(form, to, 32 * E, lane, codes);
+  return stored_row_fits(form, to, 32 * E, lane, codes);
 }
 
 template <int E>
@@ -261,6 +256,23 @@ void run_search(const Launch& how, const EncodeArgs& args, const StepView& step,
          n_rows);
 }
 
+__global__ void __launch_bounds__(512) encode_views_kernel(const KvView* views, StepView step) {
+  __shared__ QuickScratch scratch[16];
+  let_next_start();
+  wait_for_inputs();
+  const graph::Row row = step.rows[blockIdx.x];
+  if (row.pos % kPage != kPage - 1) return;
+  const KvView& kv = views[blockIdx.z];
+  const int head = int(blockIdx.y) / 2, side = int(blockIdx.y) % 2, page = row.pos / kPage;
+  const KvForm form = side ? kv.v_form : kv.k_form;
+  if (head >= kv.n_kv || !open_page(form)) return;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, d = kv.head_dim;
+  const __half* from = exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
+  uint8_t* to = region(kv, table(step, kv, row.seq, false)[page], head, side);
+  for (int token = warp; token < kPage; token += 16)
+    encode_quick_row(form, from + int64_t(token) * d, d, token, to, lane, scratch[warp]);
+}
+
 template <int E>
 void run(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encode) {
   int heads = 0;
@@ -317,6 +329,12 @@ void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step,
     default:
       return;
   }
+}
+
+void encode_pages_of(const Launch& how, const KvView* views, int n_views, int max_kv, const StepView& step,
+                     int n_rows) {
+  launch(how, dim3(unsigned(n_rows), unsigned(2 * max_kv), unsigned(n_views)), dim3(512), 0,
+         encode_views_kernel, views, step);
 }
 
 }  // namespace kvasir::cuda

@@ -40,4 +40,9 @@ bool needs_encode(const KvView& kv, bool encode);
 // layer and fault.
 void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encoded);
 
+// The same for several caches (device memory) without slow types, each with at most `max_kv` heads, as one
+// launch.
+void encode_pages_of(const Launch& how, const KvView* views, int n_views, int max_kv, const StepView& step,
+                     int n_rows);
+
 }  // namespace kvasir::cuda

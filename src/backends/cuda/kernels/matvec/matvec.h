@@ -34,15 +34,17 @@ struct MatvecArgs {
 constexpr bool wants_int8(WeightForm form) { return form >= WeightForm::kQ8; }
 void matvec(const Launch& how, const MatvecArgs& args);
 
-// The same for one row, with its neighbours in the graph: every block makes the norm (or pair of norms) that
-// gives the row while its first weights are on their way, the first block stores it; and the result is left
-// as int8 groups too.
-struct FusedArgs {
-  MatvecArgs product;   // n_rows 1, an int8 form
-  NormArgs norm;        // x null: product.quant holds the row; else the row is its last output
-  QuantRows quant_out;  // of part 0, whose n_out is a multiple of 32; q null: none
+// The same for one row and int8 activations, which it makes itself: from the row, or from the norm (or pair
+// of norms) that gives it; then the first block stores the norms' outputs where `norm` has a place for them.
+// The weights are on their way before the row exists.
+struct StreamArgs {
+  MatvecArgs product;  // n_rows 1; `quant` is not read
+  NormArgs norm;       // x null: product.x holds the row; else n <= kMaxNormedRow, the row is its last output
+  uint64_t* best =
+      nullptr;  // raised to the greatest key (choose.h) of the outputs of one part; null: not wanted
 };
-inline constexpr int kMaxFusedRow = 2048;  // and a multiple of 128
-void fused_matvec(const Launch& how, const FusedArgs& args);
+inline constexpr int kMaxStreamRow = 24576, kMaxNormedRow = 2048;
+bool can_stream(const MatvecArgs& product);  // forms and sizes only
+void stream_matvec(const Launch& how, const StreamArgs& args);
 
 }  // namespace kvasir::cuda

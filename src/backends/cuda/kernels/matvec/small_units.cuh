@@ -30,6 +30,19 @@ struct TwoBitUnit {
     }
   }
 
+  // From one row's planes.
+  __device__ __forceinline__ void take(const uint8_t* row_codes, const uint8_t* row_high,
+                                       const uint8_t* row_aux, const uint8_t* row_aux2, int unit) {
+    codes = reinterpret_cast<const uint2*>(row_codes)[unit];
+    aux = reinterpret_cast<const uint16_t*>(row_aux)[unit];
+    if constexpr (kThird) {
+      high = reinterpret_cast<const uint32_t*>(row_high)[unit];
+      aux2 = reinterpret_cast<const uint16_t*>(row_aux2)[unit / 8];
+    } else {
+      aux2 = reinterpret_cast<const uint32_t*>(row_aux2)[unit / 8];
+    }
+  }
+
   __device__ __forceinline__ void unpack(int) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -86,6 +99,17 @@ struct LevelUnit {
     } else {
       aux = __ldg(m.aux + group);
       aux2 = __ldg(reinterpret_cast<const uint16_t*>(m.aux2) + group / 8);
+    }
+  }
+
+  __device__ __forceinline__ void take(const uint8_t* row_codes, const uint8_t*, const uint8_t* row_aux,
+                                       const uint8_t* row_aux2, int unit) {
+    codes = load4(row_codes + unit * 16);
+    if constexpr (F == WeightForm::kIq4Nl) {
+      aux = reinterpret_cast<const uint16_t*>(row_aux)[unit];
+    } else {
+      aux = row_aux[unit];
+      aux2 = reinterpret_cast<const uint16_t*>(row_aux2)[unit / 8];
     }
   }
 

@@ -17,6 +17,7 @@ struct InputView {
 };
 
 struct IntInput {
+  IntInput() = default;
   int x[8];
   float scale;
   int sums;
@@ -28,6 +29,7 @@ __device__ __forceinline__ int high_sum(int sums) { return sums >> 16; }
 // 4, 5 and 6-bit forms.
 template <WeightForm F>
 struct UnitInput : IntInput {
+  UnitInput() = default;
   __device__ __forceinline__ UnitInput(const InputView& a, int row, int unit) {
     const int8_t* q = a.quant.q + int64_t(row) * a.n_in + unit * 32;
     const int4 low = load4(q), high = load4(q + 16);
@@ -68,6 +70,23 @@ struct Unit {
       aux = __ldg(reinterpret_cast<const uint32_t*>(m.aux) + group);
     } else if constexpr (!kHeader) {
       aux = __ldg(reinterpret_cast<const uint16_t*>(m.aux) + group);
+    }
+  }
+
+  // From one row's planes.
+  __device__ __forceinline__ void take(const uint8_t* row_codes, const uint8_t* row_high,
+                                       const uint8_t* row_aux, const uint8_t* row_aux2, int unit) {
+    codes = load4(row_codes + unit * 16);
+    if constexpr (kHeader) header = load4(row_aux + unit / 8 * 16);
+    if constexpr (kOneBit) high.x = reinterpret_cast<const uint32_t*>(row_high)[unit];
+    if constexpr (F == WeightForm::kQ6K) {
+      high = reinterpret_cast<const uint2*>(row_high)[unit];
+      aux = reinterpret_cast<const uint16_t*>(row_aux)[unit];
+      aux2 = reinterpret_cast<const uint16_t*>(row_aux2)[unit / 8];
+    } else if constexpr (kMinimum) {
+      aux = reinterpret_cast<const uint32_t*>(row_aux)[unit];
+    } else if constexpr (!kHeader) {
+      aux = reinterpret_cast<const uint16_t*>(row_aux)[unit];
     }
   }
 
@@ -120,6 +139,7 @@ template <>
 struct UnitInput<WeightForm::kQ8> {
   int4 x;
   float scale;
+  UnitInput() = default;
   __device__ __forceinline__ UnitInput(const InputView& a, int row, int unit) {
     x = load4(a.quant.q + int64_t(row) * a.n_in + unit * 16);
     scale = a.quant.meta[int64_t(row) * (a.n_in / 32) + unit / 2].scale;
@@ -139,6 +159,11 @@ struct Unit<WeightForm::kQ8> {
     if (!valid) return;
     codes = load_stream(m.codes + row * m.n_in + unit * 16);
     aux = __ldg(reinterpret_cast<const uint16_t*>(m.aux) + row * (m.n_in / 32) + unit / 2);
+  }
+  __device__ __forceinline__ void take(const uint8_t* row_codes, const uint8_t*, const uint8_t* row_aux,
+                                       const uint8_t*, int unit) {
+    codes = load4(row_codes + unit * 16);
+    aux = reinterpret_cast<const uint16_t*>(row_aux)[unit / 2];
   }
   __device__ __forceinline__ void unpack(int) { scale = __half2float(__ushort_as_half(uint16_t(aux))); }
   __device__ __forceinline__ float dot(const UnitInput<WeightForm::kQ8>& x, float acc) const {
@@ -212,13 +237,6 @@ template <>
 struct Unit<WeightForm::kF16> : FloatUnit<WeightForm::kF16, 8> {};
 template <>
 struct Unit<WeightForm::kBf16> : FloatUnit<WeightForm::kBf16, 8> {};
-
-// A part of a matrix row's codes: units [begin, end).
-template <WeightForm F>
-__device__ __forceinline__ void prefetch_row(const MatrixView& w, int64_t row, int begin, int end) {
-  prefetch_l2(w.codes + (row * (w.n_in / Unit<F>::kValues) + begin) * Unit<F>::kBytes,
-              (end - begin) * Unit<F>::kBytes);
-}
 
 // The epilogue of one product: what is stored.
 __device__ __forceinline__ float store_product(const MatvecPart& part, int r, int row, float y, float gate) {

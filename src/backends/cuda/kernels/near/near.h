@@ -1,0 +1,28 @@
+// Attention of a few rows, each of a sequence of its own, over few keys (sliding windows, short contexts), as
+// one launch: norm, turn and rotation of the heads, the write into the cache, scores, softmax, mix and the
+// merge. The keys of a KV head are shared by a cluster of eight blocks; what earlier steps stored is read
+// before the launch waits for the projections of this one. Bound: visible keys and values are read once.
+#pragma once
+#include "backends/cuda/kernels/kv_append/kv_append.h"
+
+namespace kvasir::cuda {
+
+inline constexpr int kNearKeys = 512;  // that a row sees at most
+
+struct NearArgs {
+  HeadArgs
+      heads;  // n_jobs 0: `q` is ready; else the queries' job and, for a cache of its own, keys' and values'
+  KvView kv;
+  const float* q = nullptr;  // [n_rows][n_head * head_dim], in the basis of the keys
+  float* out = nullptr;      // [n_rows][n_head * head_dim]
+  int n_head = 0, n_rows = 0;
+  bool output_rows = false;
+  float scale = 1, softcap = 0;
+};
+
+// Types, head sizes and turns that it takes. The caller sees to the number of keys and to shifts: there is
+// none.
+bool has_near(const NearArgs& args);
+void attend_near(const Launch& how, const NearArgs& args, const StepView& step);
+
+}  // namespace kvasir::cuda
