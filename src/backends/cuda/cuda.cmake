@@ -4,6 +4,9 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/bac
 add_library(kvasir_cuda_kernels OBJECT ${cuda_kernels})
 target_include_directories(kvasir_cuda_kernels PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_compile_options(kvasir_cuda_kernels PRIVATE --expt-relaxed-constexpr)
+if(KVASIR_CUDA_ARCHITECTURES MATCHES "90a")
+  target_compile_definitions(kvasir_cuda_kernels PRIVATE KVASIR_SM_90A)
+endif()
 # Codec bytes must equal the scalar codec's: no fused multiply-add there.
 set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/backends/cuda/kernels/kv_append/kv_append.cu
                             PROPERTIES COMPILE_OPTIONS "-fmad=false")

@@ -28,6 +28,10 @@ struct LaunchShape {
 };
 void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kernel, void** arguments);
 void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes);
+// Bytes of shared memory a block may have on the current device.
+size_t shared_memory_limit();
+// It multiplies by warp groups (sm_90).
+bool has_warp_group_products();
 
 // Storage of a weight matrix on the device. Quantised rows are split into planes of whole 32-value groups, so
 // that every load is 16 bytes wide and aligned:

@@ -525,7 +525,7 @@ void CudaExecutable::add_attention(const Op& op) {
   const int n_seq = std::max(1, decisions_.n_seq), stored = kv_buffers_.n_pages[size_t(op.kv)] / n_seq + 1;
   args.max_pages =
       args.kv.window > 0 ? std::min(stored, (args.kv.window - 1) / graph::kPageTokens + 2) : stored;
-  const bool flash = decisions_.flash == backends::FlashAttention::kOn && has_flash(args.kv);
+  const bool flash = decisions_.flash == backends::FlashAttention::kOn, portable = decisions_.portable_kernels;
   int8_[size_t(op.out)] = feeds_int8(op.out);
   const ValueId q = op.in[0], out = op.out;
   const bool roped = comes_from_rope(q);
@@ -557,10 +557,12 @@ void CudaExecutable::add_attention(const Op& op) {
     args.quant = quantized(out, rows);
     args.q_shifted = roped ? shifted_[size_t(q)] : args.q;
     args.n_rows = n;
-    args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, flash);
+    args.settled = rows.all == 1;
+    const AttentionKernel kernel = choose_attention(args.kv, n, flash, portable);
+    args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, kernel);
     args.partial = partial_.as<float>();
     args.partial_sums = partial_sums_.as<float>();
-    attend(next(), args, step_view(), flash, [this] { return next(); });
+    attend(next(), args, step_view(), kernel, [this] { return next(); });
   });
 }
 
@@ -691,13 +693,14 @@ void CudaExecutable::size_attention() {
     if (op.kind != OpKind::attention) continue;
     const KvView& kv = kv_[size_t(op.kv)];
     const int n_seq = std::max(1, decisions_.n_seq), stored = kv_buffers_.n_pages[size_t(op.kv)] / n_seq + 1;
-    for (bool flash : {false, true})
-      for (int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, max_rows_}) {
-        const size_t parts =
-            size_t(n) * size_t(op.n_head) * size_t(attention_splits(kv, op.n_head, n, stored, flash));
-        values = std::max(values, parts * size_t(op.head_dim));
-        sums = std::max(sums, parts * 2);
-      }
+    for (int n = 1; n <= max_rows_; ++n) {
+      const AttentionKernel kernel = choose_attention(
+          kv, n, decisions_.flash == backends::FlashAttention::kOn, decisions_.portable_kernels);
+      const size_t parts =
+          size_t(n) * size_t(op.n_head) * size_t(attention_splits(kv, op.n_head, n, stored, kernel));
+      values = std::max(values, parts * size_t(op.head_dim));
+      sums = std::max(sums, parts * 2);
+    }
   }
   partial_ = Memory(values * sizeof(float), Place::kDevice, "allocating attention partials");
   partial_sums_ = Memory(sums * sizeof(float), Place::kDevice, "allocating attention partials");

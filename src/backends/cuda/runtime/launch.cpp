@@ -38,4 +38,20 @@ void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes)
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, how.stream), "copying on the device");
 }
 
+bool has_warp_group_products() {
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "asking for the device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the device");
+  return major == 9 && minor == 0;
+}
+
+size_t shared_memory_limit() {
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device), "asking for the device");
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "asking for shared memory");
+  return size_t(bytes);
+}
+
 }  // namespace kvasir::cuda

@@ -29,16 +29,23 @@ struct AttentionArgs {
   int n_splits = 1;
   int max_pages = 0;  // that a row can see, for the parts that have work
   bool output_rows = false;
+  bool settled = false;  // the step has one row: pages but its own are as earlier steps left them
   float scale = 1, softcap = 0;
 };
 
-// Parts for that many rows: enough blocks to fill the device.
-int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, bool flash);
-// True when the fast kernel (f16 tiles on the matrix units) takes this cache; the other one works in f32 and
-// takes every one.
+// How it is computed. kPlain: in f32 on the ordinary units, every cache. The others on the matrix units:
+// kTiles expands f16 tiles in shared memory (sm_80 and later), kDecode takes a few rows and codes as they
+// are, kPrompt many rows by warp groups.
+enum class AttentionKernel : uint8_t { kPlain, kTiles, kDecode, kPrompt };
+// The fastest one that takes this cache and that many rows, among those asked for: `flash` false: kPlain,
+// `portable`: none that needs more than sm_80 has.
+AttentionKernel choose_attention(const KvView& kv, int n_rows, bool flash, bool portable);
+// True when there is one on the matrix units.
 bool has_flash(const KvView& kv);
+// Parts for that many rows: enough blocks to fill the device.
+int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, AttentionKernel kernel);
 // Leaves the merged rows in args.out and args.quant; two launches, `second` is asked for the other one.
-void attend(const Launch& how, const AttentionArgs& args, const StepView& step, bool flash,
+void attend(const Launch& how, const AttentionArgs& args, const StepView& step, AttentionKernel kernel,
             const std::function<Launch()>& second);
 
 }  // namespace kvasir::cuda

@@ -1,8 +1,10 @@
 // Attention in f32 on the ordinary units: every cache type, every head size; and the merge of the parts.
 #include <algorithm>
 
+#include "backends/cuda/kernels/attention/decode.h"
 #include "backends/cuda/kernels/attention/flash.h"
 #include "backends/cuda/kernels/attention/pages.cuh"
+#include "backends/cuda/kernels/attention/prompt.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -106,11 +108,32 @@ __device__ __noinline__ void leave_block_basis(KvBasis basis, float (&x)[E], int
   warp_from_basis(basis, 1, x, lane);
 }
 
+constexpr int kMergeWarps = 16;
+
+// This lane's E values of a part. kDecode: in decode_position()'s order.
+template <int E, bool kDecode>
+__device__ __forceinline__ void add_part(const float* part, int lane, float w, float (&acc)[E]) {
+  if constexpr (kDecode || E == 2) {
+#pragma unroll
+    for (int i = 0; i < E; i += 2) {
+      const int d = lane * E + i;
+      const float2 v = *reinterpret_cast<const float2*>(part + (kDecode ? decode_position(d) : d));
+      acc[i] += w * v.x, acc[i + 1] += w * v.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < E; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(part + lane * E + i);
+      acc[i] += w * v.x, acc[i + 1] += w * v.y, acc[i + 2] += w * v.z, acc[i + 3] += w * v.w;
+    }
+  }
+}
+
 // One head of one row a block: warps take parts in turn, then add up in order.
-template <int E>
-__global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ AttentionArgs a) {
+template <int E, bool kDecode>
+__global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ AttentionArgs a) {
   const QuantRows& quant = a.quant;
-  constexpr int kDim = 32 * E, kWarps = 8;
+  constexpr int kDim = 32 * E, kWarps = kMergeWarps;
   __shared__ float sums[kWarps][kDim];
   __shared__ float weight_sum[kWarps];
   let_next_start();
@@ -125,23 +148,10 @@ __global__ void __launch_bounds__(256) merge_kernel(const __grid_constant__ Atte
 #pragma unroll 4
   for (int s = warp; s < a.n_splits; s += kWarps) {
     const float sum = ms[2 * s + 1];
-    const float w = sum == 0 ? 0.0f : __expf(ms[2 * s] - largest);
+    if (sum == 0) continue;  // a part without work left nothing
+    const float w = __expf(ms[2 * s] - largest);
     total += w * sum;
-    const float4* from =
-        reinterpret_cast<const float4*>(a.partial + (head * a.n_splits + s) * kDim + lane * E);
-    if constexpr (E >= 4) {
-#pragma unroll
-      for (int i = 0; i < E / 4; ++i) {
-        const float4 v = sum == 0 ? float4{0, 0, 0, 0} : from[i];  // a part without work left nothing
-        acc[4 * i] += w * v.x, acc[4 * i + 1] += w * v.y, acc[4 * i + 2] += w * v.z,
-            acc[4 * i + 3] += w * v.w;
-      }
-    } else {
-      const float2 v =
-          sum == 0 ? float2{0, 0}
-                   : *reinterpret_cast<const float2*>(a.partial + (head * a.n_splits + s) * kDim + lane * E);
-      acc[0] += w * v.x, acc[1] += w * v.y;
-    }
+    add_part<E, kDecode>(a.partial + (head * a.n_splits + s) * kDim, lane, w, acc);
   }
 #pragma unroll
   for (int i = 0; i < E; ++i) sums[warp][lane * E + i] = acc[i];
@@ -177,37 +187,64 @@ bool has_flash(const KvView& kv) {
   return !wide(kv.k_form) && !wide(kv.v_form);
 }
 
-int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, bool flash) {
-  if (n_rows > 16) return 1;
-  constexpr int kBlocks = 132 * 2;
-  const int heads = flash ? kv.n_kv * flash_head_tiles(n_head / kv.n_kv) : n_head;
-  return std::clamp(kBlocks / (heads * n_rows), 1, std::max(1, max_pages));
+AttentionKernel choose_attention(const KvView& kv, int n_rows, bool flash, bool portable) {
+  if (!flash || !has_flash(kv)) return AttentionKernel::kPlain;
+  if (portable) return AttentionKernel::kTiles;
+  if (n_rows <= kMaxDecodeRows) return has_decode(kv) ? AttentionKernel::kDecode : AttentionKernel::kTiles;
+  return has_prompt(kv) ? AttentionKernel::kPrompt : AttentionKernel::kTiles;
 }
 
+int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, AttentionKernel kernel) {
+  constexpr int kProcessors = 132;
+  const int group = n_head / kv.n_kv;
+  if (kernel == AttentionKernel::kDecode) {
+    const int tiles = max_pages * std::max(1, 512 / kv.head_dim);
+    return std::clamp(kProcessors / (kv.n_kv * decode_head_tiles(group) * n_rows), 1, std::max(1, tiles));
+  }
+  const bool plain = kernel == AttentionKernel::kPlain;
+  if (n_rows > kMaxDecodeRows) {
+    // Blocks of a prompt that fill less than half of the processors take a share of the keys each.
+    const int blocks = plain                                ? n_rows * n_head
+                       : kernel == AttentionKernel::kPrompt ? prompt_kernel_blocks(kv, n_head, n_rows)
+                                                            : prompt_blocks(kv, n_head, n_rows);
+    return std::clamp(kProcessors / blocks, 1, std::max(1, max_pages));
+  }
+  const int heads = plain ? n_head : kv.n_kv * flash_head_tiles(group);
+  return std::clamp(2 * kProcessors / (heads * n_rows), 1, std::max(1, max_pages));
+}
+
+template <bool kDecode>
 static void merge_attention(const Launch& how, const AttentionArgs& args) {
-  const dim3 grid(unsigned(args.n_head), unsigned(args.n_rows)), block(256);
+  const dim3 grid(unsigned(args.n_head), unsigned(args.n_rows)), block(32 * kMergeWarps);
   switch (args.kv.head_dim) {
     case 64:
-      return launch(how, grid, block, 0, merge_kernel<2>, args);
+      return launch(how, grid, block, 0, merge_kernel<2, kDecode>, args);
     case 128:
-      return launch(how, grid, block, 0, merge_kernel<4>, args);
+      return launch(how, grid, block, 0, merge_kernel<4, kDecode>, args);
     case 256:
-      return launch(how, grid, block, 0, merge_kernel<8>, args);
+      return launch(how, grid, block, 0, merge_kernel<8, kDecode>, args);
     case 512:
-      return launch(how, grid, block, 0, merge_kernel<16>, args);
+      return launch(how, grid, block, 0, merge_kernel<16, kDecode>, args);
     default:
       return;
   }
 }
 
-void attend(const Launch& how, const AttentionArgs& args, const StepView& step, bool flash,
+void attend(const Launch& how, const AttentionArgs& args, const StepView& step, AttentionKernel kernel,
             const std::function<Launch()>& second) {
-  if (flash)
+  if (kernel == AttentionKernel::kDecode) {
+    attend_decode(how, args, step);
+    merge_attention<true>(second(), args);
+    return;
+  }
+  if (kernel == AttentionKernel::kPrompt)
+    attend_prompt(how, args, step);
+  else if (kernel == AttentionKernel::kTiles)
     attend_flash(how, args, step);
   else
     launch(how, dim3(unsigned(args.n_splits), unsigned(args.n_head), unsigned(args.n_rows)), dim3(kThreads),
            0, plain_kernel, args, step);
-  merge_attention(second(), args);
+  merge_attention<false>(second(), args);
 }
 
 }  // namespace kvasir::cuda

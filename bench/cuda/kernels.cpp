@@ -1,0 +1,301 @@
+#include "cuda/kernels.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backends/cuda/kernels/attention/attention.h"
+#include "backends/cuda/kernels/gemm/gemm.h"
+#include "backends/cuda/kernels/kv_append/kv_append.h"
+#include "backends/cuda/kernels/matvec/matvec.h"
+#include "backends/cuda/kernels/weights/weights.h"
+#include "backends/cuda/runtime/executable.h"
+#include "base/half.h"
+#include "cuda/device.h"
+#include "formats/format.h"
+#include "graph/kv_layout.h"
+
+namespace kvasir::bench {
+
+using namespace kvasir::cuda;
+using graph::kPageTokens;
+
+namespace {
+
+struct Geometry {
+  const char* name;
+  int n_head, n_kv, head_dim, window;
+};
+constexpr Geometry k31bGlobal{"31B global", 32, 4, 512, 0}, k31bSliding{"31B sliding", 32, 16, 256, 1024},
+    kE2bGlobal{"E2B global", 8, 1, 512, 0}, kE2bSliding{"E2B sliding", 8, 1, 256, 512};
+constexpr size_t kBeyondCache = size_t(512) << 20;  // what calls rotate through, so that L2 holds none of it
+
+// One page's bytes: random codes, scales that keep values near 1.
+std::vector<uint8_t> page_pattern(const KvView& kv) {
+  std::vector<uint8_t> page;
+  for (int head = 0; head < kv.n_kv; ++head)
+    for (KvForm form : {kv.k_form, kv.v_form}) {
+      const size_t bytes = size_t(region_bytes(form, kv.head_dim)),
+                   values = size_t(kPageTokens * kv.head_dim);
+      std::vector<uint8_t> region = form == KvForm::kF16 ? half_normals(values, 1) : random_bytes(bytes);
+      const size_t scales = form == KvForm::kF16    ? 0
+                            : form == KvForm::kQ8_0 ? values / 32
+                                                    : size_t(kPageTokens);
+      const uint16_t scale = f32_to_f16(form == KvForm::kQ8_0 ? 0.01f : 0.9f);
+      for (size_t i = 0; i < scales; ++i) std::memcpy(&region[bytes - 2 * (i + 1)], &scale, 2);
+      page.insert(page.end(), region.begin(), region.end());
+    }
+  return page;
+}
+
+// Caches of one shape, each as deep as asked; sequence i reads cache i.
+class Caches {
+ public:
+  Caches(const Geometry& g, DType k, DType v, int depth, int n_rows, size_t bytes) : depth_(depth) {
+    kv.k_form = *kv_form(k), kv.v_form = *kv_form(v);
+    kv.n_kv = g.n_kv, kv.head_dim = g.head_dim, kv.window = g.window;
+    const graph::KvSpec spec{0, g.head_dim, g.n_kv, g.window, k, v};
+    kv.page_bytes = int64_t(graph::kv_page_bytes(spec));
+    kv.exact_page_bytes = int64_t(graph::kv_exact_page_bytes(spec));
+    const int visible = g.window > 0 ? std::min(depth, g.window + n_rows + kPageTokens) : depth;
+    const int n_pages = (depth + kPageTokens - 1) / kPageTokens,
+              held = (visible + kPageTokens - 1) / kPageTokens;
+    const size_t one = size_t(kv.page_bytes) * size_t(held);
+    count = int(std::clamp<size_t>((bytes + one - 1) / one, 1, 64));
+    memory_.push_back(repeat(page_pattern(kv), one * size_t(count)));
+    kv.pages = memory_.back().as<uint8_t>();
+    const int exact_pages = n_rows / kPageTokens + 2;
+    if (kv.exact_page_bytes > 0) {
+      memory_.push_back(repeat(half_normals(1 << 16, 1), size_t(kv.exact_page_bytes) * size_t(exact_pages)));
+      kv.exact = kv.step_exact = memory_.back().as<uint8_t>();
+      kv.n_exact = exact_pages;
+    }
+    std::vector<int32_t> tables(size_t(count) * 4 * size_t(n_pages), -1);
+    for (int s = 0; s < count; ++s)
+      for (int p = 0; p < n_pages; ++p) {
+        int32_t* at = tables.data() + (size_t(s) * 4 + (g.window > 0 ? 2 : 0)) * size_t(n_pages) + p;
+        at[0] = s * held + p % held;
+        const int from_end = n_pages - 1 - p;
+        at[n_pages] = kv.exact_page_bytes > 0 && from_end < exact_pages ? from_end : -1;
+      }
+    upload(tables, step.tables);
+    step.table_stride = n_pages;
+    std::vector<graph::Row> rows;
+    for (int s = 0; s < count; ++s)
+      for (int r = 0; r < n_rows; ++r) rows.push_back({0, depth - n_rows + r, s, 0});
+    upload(rows, step.rows);
+    const std::vector<SequenceInfo> sequences(static_cast<size_t>(count));
+    upload(sequences, step.sequences);
+  }
+
+  template <typename T>
+  void upload(const std::vector<T>& from, const T*& to) {
+    memory_.emplace_back(from.size() * sizeof(T), Place::kDevice, "allocating benchmark data");
+    check(cudaMemcpy(memory_.back().as(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "filling");
+    to = memory_.back().as<T>();
+  }
+  StepView step_of(int cache, int n_rows) const {
+    StepView view = step;
+    view.rows += int64_t(cache) * n_rows;
+    return view;
+  }
+  int depth() const { return depth_; }
+
+  KvView kv;
+  StepView step;
+  int count = 1;
+
+ private:
+  int depth_;
+  std::vector<Memory> memory_;
+};
+
+void measure_attention(Device& device, const Geometry& g, DType k, DType v, int depth, int n_rows) {
+  const std::string name = n_rows == 1 ? "attention decode" : "attention prefill";
+  const std::string shape =
+      fmt::format("{}, {} q / {} kv x {}{}, {}/{}, depth {}{}", g.name, g.n_head, g.n_kv, g.head_dim,
+                  g.window ? fmt::format(" window {}", g.window) : "", formats::require(k).name,
+                  formats::require(v).name, depth, n_rows > 1 ? fmt::format(", {} rows", n_rows) : "");
+  if (!device.wanted(name, shape)) return;
+  Caches caches(g, k, v, depth, n_rows, n_rows == 1 ? kBeyondCache : 1);
+  AttentionArgs args;
+  args.kv = caches.kv;
+  args.n_head = g.n_head, args.n_rows = n_rows;
+  const int pages = g.window ? (g.window - 1) / kPageTokens + 2 : (depth + kPageTokens - 1) / kPageTokens;
+  args.max_pages = pages;
+  args.scale = 1.0f / float(g.head_dim);
+  args.settled = n_rows == 1;
+  const AttentionKernel kernel = choose_attention(args.kv, n_rows, true, device.portable());
+  args.n_splits = attention_splits(args.kv, g.n_head, n_rows, pages, kernel);
+  const size_t width = size_t(g.n_head) * size_t(g.head_dim), parts = size_t(n_rows * args.n_splits);
+  const Memory q = repeat(float_normals(1 << 16, 1), width * size_t(n_rows) * 4);
+  const Memory out(width * size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
+  const Memory partial(width * parts * 4, Place::kDevice, "allocating benchmark data");
+  const Memory sums(parts * size_t(g.n_head) * 8, Place::kDevice, "allocating benchmark data");
+  args.q = q.as<float>(), args.out = out.as<float>();
+  args.partial = partial.as<float>(), args.partial_sums = sums.as<float>();
+  double pairs = 0;
+  for (int p = depth - n_rows; p < depth; ++p) pairs += g.window ? std::min(g.window, p + 1) : p + 1;
+  const int last = depth - 1, first = g.window ? std::max(0, depth - n_rows - g.window + 1) : 0;
+  const double seen_pages = last / kPageTokens - first / kPageTokens + 1;
+  const double bytes = seen_pages * double(caches.kv.page_bytes);
+  device.row(name, shape, bytes, 4.0 * g.head_dim * pairs * g.n_head, std::max(4, caches.count),
+             [&](const Launch& how, int i) {
+               attend(how, args, caches.step_of(i % caches.count, n_rows), kernel, [&] {
+                 return Launch{how.stream, true};
+               });
+             });
+}
+
+void measure_append(Device& device, const Geometry& g, DType type, int n_rows) {
+  const std::string shape =
+      fmt::format("{}, {} kv x {}, {}, {} row{}", g.name, g.n_kv, g.head_dim, formats::require(type).name,
+                  n_rows, n_rows == 1 ? " that fills a page" : "s");
+  if (!device.wanted("kv_append", shape)) return;
+  Geometry flat = g;
+  flat.window = 0;
+  Caches caches(flat, type, type, 1024, n_rows, kBeyondCache);
+  const size_t width = size_t(g.n_kv) * size_t(g.head_dim);
+  const Memory x = repeat(float_normals(1 << 16, 1), width * size_t(n_rows) * 4);
+  const Memory fault = repeat(std::vector<uint8_t>(8, 0xff), 8);
+  HeadArgs args;
+  args.kv = caches.kv;
+  args.head_dim = g.head_dim;
+  args.fault = fault.as<int32_t>();
+  args.n_jobs = 2;
+  for (int side = 0; side < 2; ++side) {
+    args.jobs[side].in = x.as<float>();
+    args.jobs[side].n_head = g.n_kv;
+    args.jobs[side].side = side;
+  }
+  const double values = 2.0 * double(width) * n_rows;
+  const double written = double(caches.kv.page_bytes) / kPageTokens * (n_rows == 1 ? kPageTokens : n_rows);
+  device.row("kv_append", shape, values * 4 + written, 0, std::max(4, caches.count),
+             [&](const Launch& how, int i) {
+               const StepView step = caches.step_of(i % caches.count, n_rows);
+               run_heads(how, args, step, n_rows, n_rows == 1);
+               if (needs_encode(args.kv, n_rows == 1))
+                 encode_pages({how.stream, true}, args, step, n_rows, n_rows == 1);
+             });
+}
+
+// A matrix in the device's planes; as many copies as calls must rotate through.
+struct Matrices {
+  std::vector<MatrixView> views;
+  std::vector<Memory> memory;
+  double bytes = 0;
+  Matrices(DType type, int n_in, int n_out, size_t least) {
+    MatrixView view;
+    view.form = weight_form(type);
+    view.n_in = n_in, view.n_out = n_out;
+    const PlaneBytes planes = plane_bytes(view.form, n_in, n_out);
+    bytes = double(planes.codes + planes.high + planes.aux + planes.aux2);
+    const std::vector<uint8_t> codes =
+        view.form == WeightForm::kF16 ? half_normals(1 << 20, 0.02f) : random_bytes(1 << 20);
+    const std::vector<uint8_t> scales(1 << 10, 0x0c);  // f16 2.4e-4
+    const int count = std::clamp(int(double(least) / bytes) + 1, 1, 256);
+    const auto plane = [&](int64_t size, const std::vector<uint8_t>& pattern) -> const uint8_t* {
+      if (size == 0) return nullptr;
+      memory.push_back(repeat(pattern, size_t(size)));
+      return memory.back().as<uint8_t>();
+    };
+    for (int i = 0; i < count; ++i) {
+      view.codes = plane(planes.codes, codes);
+      view.high = plane(planes.high, codes);
+      view.aux = plane(planes.aux, scales);
+      view.aux2 = plane(planes.aux2, scales);
+      views.push_back(view);
+    }
+  }
+};
+
+void measure_matvec(Device& device, DType type, int n_in, int n_out, int n_rows) {
+  const std::string shape = fmt::format("{} {} -> {}, {} row{}", formats::require(type).name, n_in, n_out,
+                                        n_rows, n_rows > 1 ? "s" : "");
+  if (!device.wanted("matvec", shape)) return;
+  const Matrices matrices(type, n_in, n_out, kBeyondCache);
+  const Memory x = repeat(float_normals(1 << 16, 1), size_t(n_in) * size_t(n_rows) * 4);
+  const Memory q(size_t(n_in) * size_t(n_rows), Place::kDevice, "allocating benchmark data");
+  const Memory meta(size_t(n_in) * size_t(n_rows) / 4, Place::kDevice, "allocating benchmark data");
+  const Memory out(size_t(n_out) * size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
+  MatvecArgs args;
+  args.n_in = n_in, args.n_rows = n_rows, args.x = x.as<float>();
+  args.quant = {q.as<int8_t>(), meta.as<GroupMeta>()};
+  args.parts[0].n_out = n_out, args.parts[0].out = out.as<float>();
+  bool made = false;
+  device.row("matvec", shape, matrices.bytes, 2.0 * n_in * n_out * n_rows, int(matrices.views.size()),
+             [&](const Launch& how, int i) {
+               if (!made) quantize_rows(how, args.x, n_in, n_rows, args.quant);
+               made = true;
+               args.parts[0].w = matrices.views[size_t(i) % matrices.views.size()];
+               matvec(how, args);
+             });
+}
+
+void measure_gemm(Device& device, DType type, int n_in, int n_out, int n_rows) {
+  const std::string shape =
+      fmt::format("{} {} -> {}, {} rows", formats::require(type).name, n_in, n_out, n_rows);
+  if (!device.wanted("gemm", shape)) return;
+  const Matrices matrices(type, n_in, n_out, 1);
+  const Memory x = repeat(half_normals(1 << 20, 1), size_t(n_in) * size_t(n_rows) * 2);
+  const Memory scale = repeat(float_normals(1 << 12, 1), size_t(n_rows) * 4);
+  const Memory out(size_t(n_out) * size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
+  const bool expand = matrices.views[0].form != WeightForm::kF16;
+  const Memory expanded(expand ? size_t(n_in) * size_t(n_out) * 2 : 16, Place::kDevice,
+                        "allocating benchmark data");
+  GemmArgs args;
+  args.x = x.as<uint16_t>(), args.x_scale = scale.as<float>(), args.out = out.as<float>();
+  args.w = expand ? expanded.as<uint16_t>() : reinterpret_cast<const uint16_t*>(matrices.views[0].codes);
+  args.n_rows = n_rows, args.n_in = n_in, args.n_out = args.out_stride = n_out;
+  const double bytes = matrices.bytes + 2.0 * n_in * n_rows + 4.0 * n_out * n_rows;
+  device.row("gemm", shape, bytes, 2.0 * n_in * n_out * n_rows, 8, [&](const Launch& how, int) {
+    Launch next = how;
+    if (expand) {
+      expand_half(how, matrices.views[0], 0, n_out, expanded.as<uint16_t>());
+      next.overlap = true;
+    }
+    gemm(next, args);
+  });
+}
+
+}  // namespace
+
+void run_cuda_kernels(const KernelOptions& options) {
+  using enum DType;
+  Device device(options);
+  device.print_head();
+  const std::vector<DType> types{f16, q8_0, tbq4_h, tbq3_h, tbq2_h};
+  for (DType t : types) measure_attention(device, k31bGlobal, t, t, 131072, 1);
+  for (DType t : types) measure_attention(device, kE2bGlobal, t, t, 32768, 1);
+  for (int depth : {1024, 8192})
+    for (DType t : types) measure_attention(device, kE2bGlobal, t, t, depth, 1);
+  for (DType t : types) measure_attention(device, kE2bSliding, t, t, 32768, 1);
+  for (DType t : types) measure_attention(device, k31bSliding, t, t, 32768, 1);
+  for (DType t : types) measure_attention(device, k31bGlobal, t, t, 32768, 512);
+  for (DType t : {f16, tbq4_h}) measure_attention(device, kE2bGlobal, t, t, 32768, 512);
+  Geometry wide = k31bSliding;
+  wide.name = "31B, head 256, no window", wide.window = 0;
+  for (DType t : types) measure_attention(device, wide, t, t, 16384, 512);
+  for (DType t : {f16, tbq4_h}) measure_attention(device, k31bSliding, t, t, 16384, 512);
+  for (DType t : types) {
+    measure_append(device, k31bGlobal, t, 1);
+    measure_append(device, k31bGlobal, t, 512);
+  }
+  for (DType t : {q8_0, q4_k, q6_k}) {
+    measure_matvec(device, t, 1536, 12288, 1);
+    measure_matvec(device, t, 12288, 1536, 1);
+    measure_matvec(device, t, 5376, 21504, 1);
+    measure_matvec(device, t, 5376, 21504, 8);
+  }
+  for (DType t : {f16, q8_0, q4_k}) {
+    measure_gemm(device, t, 1536, 12288, 512);
+    measure_gemm(device, t, 12288, 1536, 512);
+    measure_gemm(device, t, 5376, 21504, 512);
+    measure_gemm(device, t, 21504, 5376, 512);
+  }
+  measure_gemm(device, f16, 8192, 8192, 8192);
+}
+
+}  // namespace kvasir::bench

@@ -1,0 +1,219 @@
+// Attention kernels on the matrix units against the plain one (f32, itself held to doubles by attention_test)
+// over caches of random codes, called by their launchers: deep caches, any number of parts, every pair of
+// types.
+#include "cuda/fixture.h"
+#ifdef KVASIR_HAVE_CUDA
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/kernels/attention/attention.h"
+#include "backends/cuda/runtime/executable.h"
+#include "base/half.h"
+#include "graph/kv_layout.h"
+
+namespace kvasir::test {
+namespace {
+
+using namespace kvasir::cuda;
+using graph::kPageTokens;
+
+struct Case {
+  DType k, v;
+  int head_dim, n_head, n_kv, depth;
+  int n_rows = 1, n_splits = 0;  // 0: as the backend chooses
+  int window = 0, first_pos = 0, shift = 0, keep_pages = 0, exact_first = 0, exact_last = 0;
+  float softcap = 0;
+  bool portable = false;
+};
+
+class Rig {
+ public:
+  explicit Rig(const Case& c) : c_(c) {
+    kv_.k_form = *kv_form(c.k), kv_.v_form = *kv_form(c.v);
+    kv_.n_kv = c.n_kv, kv_.head_dim = c.head_dim, kv_.window = c.window;
+    kv_.exact_first = c.exact_first, kv_.exact_last = c.exact_last;
+    const graph::KvSpec spec{0, c.head_dim, c.n_kv, c.window, c.k, c.v};
+    kv_.page_bytes = int64_t(graph::kv_page_bytes(spec));
+    kv_.exact_page_bytes = int64_t(graph::kv_exact_page_bytes(spec));
+    const int n_pages = (c.depth + kPageTokens - 1) / kPageTokens;
+    kv_.pages = upload(pages(n_pages));
+    if (kv_.exact_page_bytes > 0)
+      kv_.exact = kv_.step_exact = upload(halves(size_t(kv_.exact_page_bytes) / 2 * size_t(n_pages)));
+    kv_.n_exact = n_pages;
+    std::vector<int32_t> tables(4 * size_t(n_pages), -1);
+    int32_t* at = tables.data() + (c.window > 0 ? 2 : 0) * n_pages;
+    // Every other page has an exact one too, and those the step writes.
+    const int written = (c.depth - c.n_rows) / kPageTokens;
+    for (int p = 0; p < n_pages; ++p) {
+      at[p] = (p * 7 + 3) % n_pages == p ? p : n_pages - 1 - p;
+      at[n_pages + p] = kv_.exact_page_bytes > 0 && (p >= written || p % 2 == 0) ? p : -1;
+    }
+    step_.tables = upload(tables);
+    step_.table_stride = n_pages;
+    std::vector<graph::Row> rows;
+    for (int r = 0; r < c.n_rows; ++r) rows.push_back({0, c.depth - c.n_rows + r, 0, 0});
+    step_.rows = upload(rows);
+    step_.sequences = upload(std::vector<SequenceInfo>{{c.shift, c.keep_pages, {c.first_pos, c.first_pos}}});
+    const size_t n = size_t(c.n_rows) * size_t(c.n_head) * size_t(c.head_dim);
+    args_.kv = kv_;
+    args_.q = upload(floats(n, 11)), args_.q_shifted = upload(floats(n, 12));
+    args_.out = upload(std::vector<float>(n, NAN));
+    args_.n_head = c.n_head, args_.n_rows = c.n_rows;
+    args_.max_pages = n_pages;
+    args_.scale = 1.0f / std::sqrt(float(c.head_dim));
+    args_.softcap = c.softcap;
+  }
+  ~Rig() {
+    for (void* p : memory_) cudaFree(p);
+  }
+
+  std::vector<float> run(AttentionKernel kernel) {
+    AttentionArgs args = args_;
+    args.n_splits = c_.n_splits && kernel != AttentionKernel::kPlain
+                        ? c_.n_splits
+                        : attention_splits(kv_, c_.n_head, c_.n_rows, args.max_pages, kernel);
+    const size_t n = size_t(c_.n_rows) * size_t(c_.n_head) * size_t(c_.head_dim),
+                 parts = n * size_t(args.n_splits);
+    args.partial = upload(std::vector<float>(parts, NAN));
+    args.partial_sums = upload(std::vector<float>(parts / size_t(c_.head_dim) * 2, NAN));
+    attend({nullptr, false}, args, step_, kernel, [] { return Launch{nullptr, false}; });
+    std::vector<float> out(n);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(out.data(), args.out, n * 4, cudaMemcpyDeviceToHost), cudaSuccess);
+    return out;
+  }
+  AttentionKernel fast() const { return choose_attention(kv_, c_.n_rows, true, c_.portable); }
+
+ private:
+  template <typename T>
+  T* upload(const std::vector<T>& from) {
+    void* to = nullptr;
+    EXPECT_EQ(cudaMalloc(&to, from.size() * sizeof(T)), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+    memory_.push_back(to);
+    return static_cast<T*>(to);
+  }
+  static std::vector<float> floats(size_t n, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> out(n);
+    for (float& v : out) v = normal(random);
+    return out;
+  }
+  static std::vector<uint8_t> halves(size_t n) {
+    std::vector<float> x = floats(std::min<size_t>(n, 100003), 13);
+    std::vector<uint8_t> out(2 * n);
+    for (size_t i = 0; i < n; ++i) {
+      const uint16_t h = f32_to_f16(x[i % x.size()]);
+      std::memcpy(&out[2 * i], &h, 2);
+    }
+    return out;
+  }
+  // Random codes, scales between 0.5 and 2 (of 32 values: 1 / 64 of it).
+  std::vector<uint8_t> pages(int n_pages) const {
+    std::mt19937 random(17);
+    std::vector<uint8_t> out;
+    std::vector<uint8_t> values = halves(size_t(kPageTokens * c_.head_dim) * 4);
+    for (int p = 0; p < n_pages; ++p)
+      for (int head = 0; head < c_.n_kv; ++head)
+        for (KvForm form : {kv_.k_form, kv_.v_form}) {
+          std::vector<uint8_t> region(size_t(region_bytes(form, c_.head_dim)));
+          if (form == KvForm::kF16) {
+            const size_t skip = random() % (values.size() - region.size()) / 2 * 2;
+            std::memcpy(region.data(), values.data() + skip, region.size());
+          } else {
+            for (size_t i = 0; i + 4 <= region.size(); i += 4) {
+              const uint32_t word = random();
+              std::memcpy(&region[i], &word, 4);
+            }
+            const bool q8 = form == KvForm::kQ8_0;
+            const size_t scales = size_t(kPageTokens) * size_t(q8 ? c_.head_dim / 32 : 1);
+            for (size_t i = 0; i < scales; ++i) {
+              const uint16_t h = f32_to_f16((0.5f + 1.5f * float(random() % 1000) / 1000) / (q8 ? 64 : 1));
+              std::memcpy(&region[region.size() - 2 * (i + 1)], &h, 2);
+            }
+          }
+          out.insert(out.end(), region.begin(), region.end());
+        }
+    return out;
+  }
+
+  Case c_;
+  KvView kv_;
+  StepView step_;
+  AttentionArgs args_;
+  std::vector<void*> memory_;
+};
+
+void expect_agreement(const Case& c) {
+  Rig rig(c);
+  const std::vector<float> plain = rig.run(AttentionKernel::kPlain), fast = rig.run(rig.fast());
+  // Queries and levels are f16, each within 2^-12 of itself, levels always by the same: scores of up to 8,
+  // and so the weights, are off by 8 x 2^-12.
+  EXPECT_LE(nmse(fast, std::vector<double>(plain.begin(), plain.end())), 0x1p-18)
+      << formats::require(c.k).name << "/" << formats::require(c.v).name << " head size " << c.head_dim
+      << ", " << c.n_head << " heads on " << c.n_kv << ", depth " << c.depth << ", " << c.n_rows
+      << " rows, parts " << c.n_splits << ", window " << c.window << ", first " << c.first_pos << ", shift "
+      << c.shift << ", exact " << c.exact_first << " and " << c.exact_last << ", cap " << c.softcap
+      << ", kernel " << int(rig.fast());
+  const std::vector<float> again = rig.run(rig.fast());
+  EXPECT_EQ(0, std::memcmp(fast.data(), again.data(), fast.size() * sizeof(float)))
+      << "not the same bits again";
+}
+
+const std::vector<DType> kTypes{DType::f16, DType::q8_0, DType::tbq2_h, DType::tbq3_h, DType::tbq4_h};
+
+TEST(CudaDecodeKernel, EveryPairAtEveryHeadSize) {
+  KVASIR_NEEDS_CUDA();
+  for (DType k : kTypes)
+    for (DType v : kTypes)
+      for (int d : {128, 256, 512}) expect_agreement({k, v, d, 8, 1, 1000, 1, 2});
+}
+
+TEST(CudaDecodeKernel, DeepCachesAndAnyNumberOfParts) {
+  KVASIR_NEEDS_CUDA();
+  for (DType t : kTypes)
+    for (int d : {128, 256, 512})
+      for (int parts : {0, 1, 3, 37}) expect_agreement({t, t, d, 8, 2, 7000 + parts, 1, parts});
+}
+
+TEST(CudaDecodeKernel, GroupsWindowsShiftsAndExactPages) {
+  KVASIR_NEEDS_CUDA();
+  for (DType t : kTypes)
+    for (int d : {256, 512}) {
+      for (int depth : {1, 5, 63, 64, 65, 200}) expect_agreement({t, t, d, 8, 1, depth});
+      for (int group : {1, 2, 3, 4, 16}) expect_agreement({t, t, d, 2 * group, 2, 900});
+      expect_agreement({t, t, d, 8, 1, 3000, 1, 0, 512});
+      expect_agreement({t, t, d, 8, 2, 3001, 1, 2, 1000});
+      expect_agreement({t, t, d, 8, 1, 2000, 1, 0, 0, 700});
+      expect_agreement({t, t, d, 8, 1, 2000, 1, 2, 0, 0, -300, 5});
+      expect_agreement({t, t, d, 8, 1, 2000, 1, 1, 0, 0, 0, 0, 3, 300});
+      expect_agreement({t, t, d, 8, 1, 2000, 1, 0, 0, 0, 0, 0, 0, 0, 3.0f});
+      expect_agreement({t, t, d, 8, 1, 700, 16});
+    }
+}
+
+TEST(CudaTilesKernel, PromptsAndTheirParts) {
+  KVASIR_NEEDS_CUDA();
+  for (bool portable : {false, true})
+    for (DType t : kTypes)
+      for (int d : {256, 512}) {
+        Case c{t, t, d, 8, 1, 700, 300};
+        c.portable = portable;
+        expect_agreement(c);
+        c.n_rows = 65, c.depth = 1500, c.window = 512;
+        expect_agreement(c);
+        c.window = 0, c.n_rows = 17, c.n_head = 16, c.n_kv = 2, c.softcap = 3, c.n_splits = 3;
+        expect_agreement(c);
+        c.softcap = 0, c.shift = -100, c.keep_pages = 4, c.exact_first = 1, c.exact_last = 100,
+        c.n_rows = 130;
+        expect_agreement(c);
+        c.n_rows = 4;
+        expect_agreement(c);
+      }
+}
+
+}  // namespace
+}  // namespace kvasir::test
+#else
+TEST(CudaDecodeKernel, NeedsABuildWithCuda) { GTEST_SKIP() << kvasir::test::no_cuda(); }
+#endif
