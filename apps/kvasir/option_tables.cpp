@@ -102,7 +102,7 @@ std::vector<Flag> cache_flags(std::string_view default_type) {
       {.names = "--kv-exact-first",
        .argument = "N",
        .kind = Kind::kInteger,
-       .fallback = "0",
+       .fallback = "64",
        .group = kCache,
        .help = "first tokens of the context that global layers keep exact (rounded up to 64)",
        .min = 0,

@@ -10,6 +10,7 @@
 #include "engine/kl_divergence.h"
 #include "formats/format.h"
 #include "generation.h"
+#include "graph/kv_layout.h"
 #include "machine.h"
 #include "store.h"
 #include "version.h"
@@ -115,7 +116,7 @@ nlohmann::ordered_json describe(const engine::KlSummary& kl) {
 // of tbq3_tcq are other caches.
 void keep_quality(const Task& task, const engine::KlResult& result, bool decode) {
   const engine::SessionOptions& o = task.session;
-  if (o.kv_exact_first > 0 || o.kv_exact_last > 0 || !o.flash_attention || o.kv.tcq) return;
+  if (o.kv_exact_first != graph::kSinkTokens || o.kv_exact_last > 0 || !o.flash_attention || o.kv.tcq) return;
   const decide::ModelGeometry geometry = decide::read_geometry(task.model->file());
   decide::QualityTable table;
   if (auto stored = stored_quality(geometry.fingerprint)) table = *stored;

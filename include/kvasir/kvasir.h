@@ -124,7 +124,7 @@ typedef struct kvasir_session_options {
   const char* v_type_sliding;
   int flash_attention; /* 1 */
   /* Tokens of global layers that stay exact besides the page being written: the first of the context and the last before that
-   * page; both round up to 64. 0. */
+   * page; both round up to 64. 64, 0. */
   int kv_exact_first, kv_exact_last;
   /* NULL: Kvasir's own table for tbq3_tcq; else a file of 512 little-endian f32 levels by state. KVASIR_BAD_FILE when it is not
    * that, KVASIR_USAGE when no type is tbq3_tcq. */

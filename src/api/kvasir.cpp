@@ -188,6 +188,8 @@ kvasir_session_options kvasir_session_options_default(void) {
   options.n_ubatch = defaults.n_ubatch;
   options.k_type = options.v_type = "q8_0";
   options.flash_attention = 1;
+  options.kv_exact_first = defaults.kv_exact_first;
+  options.kv_exact_last = defaults.kv_exact_last;
   return options;
 }
 

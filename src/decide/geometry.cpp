@@ -191,6 +191,7 @@ std::vector<graph::KvSpec> typed_caches(const ModelGeometry& geometry, const KvT
   for (graph::KvSpec& cache : caches) {
     cache.k_type = types.k_of(cache.window > 0);
     cache.v_type = types.v_of(cache.window > 0);
+    cache.exact_first = cache.window > 0 ? 0 : graph::kSinkTokens / graph::kPageTokens;
   }
   return caches;
 }

@@ -95,6 +95,7 @@ std::shared_ptr<Model> Model::load(const LoadOptions& options) {
   m.backend = backends::create_backend(options.backend, m.n_threads);
   if (options.load_weights) {
     const auto drop = [&](const graph::Weight& weight) {
+      if (weight.source < 0) return;
       gguf::TensorInfo part = m.file->tensors()[size_t(weight.source)];
       part.data = weight.data;
       m.file->drop(part);

@@ -13,7 +13,7 @@
 
 namespace kvasir::engine {
 
-inline constexpr uint32_t kStateVersion = 1;
+inline constexpr uint32_t kStateVersion = 2;  // 2: keys are balanced (models/key_balance.h)
 
 // Where bytes go, in order.
 using StateSink = std::function<void(std::span<const std::byte>)>;

@@ -12,6 +12,7 @@
 #include "engine/saved_state.h"
 #include "formats/format.h"
 #include "formats/tcq_table.h"
+#include "graph/kv_layout.h"
 
 namespace kvasir::engine {
 
@@ -37,7 +38,7 @@ struct SessionOptions {
   KvTypes kv;
   // Tokens of global layers that stay exact besides those of a query's own page: the first of the context and
   // the last before that page. Both round up to pages of 64.
-  int kv_exact_first = 0, kv_exact_last = 0;
+  int kv_exact_first = graph::kSinkTokens, kv_exact_last = 0;
   bool flash_attention = true;
   bool keep_values = false;  // tests: every activation stays readable
   bool trace = false;        // collect time per phase for trace()

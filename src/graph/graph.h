@@ -37,7 +37,7 @@ struct Weight {
   int64_t n_in = 0;                 // row length (ne[0])
   int64_t n_out = 1;                // rows
   std::span<const std::byte> data;  // in the mapped file
-  int source = -1;                  // index in the file's tensor list, so that the owner can drop its pages
+  int source = -1;                  // index in the file's tensor list, so that the owner can drop its pages; -1: not the file's (Graph::made)
 };
 
 enum class OpKind : uint8_t {
@@ -102,6 +102,7 @@ struct Graph {
   std::vector<Op> ops;
   std::vector<KvSpec> kv;
   std::vector<RopeSpec> ropes;
+  std::vector<std::shared_ptr<const std::vector<float>>> made;  // values that `data` of a weight points to when they are not the file's
   ValueId logits = kNone;
   int n_vocab = 0;
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "models/key_balance.h"
 
 namespace kvasir::models {
 
@@ -60,6 +61,34 @@ std::vector<float> Builder::vector(const std::string& name, int64_t n) const {
   std::vector<float> values(static_cast<size_t>(n));
   std::memcpy(values.data(), tensor->data.data(), values.size() * sizeof(float));
   return values;
+}
+
+// The norm of a layer's queries or keys with its share of the balance (key_balance.h).
+WeightId Builder::balanced_norm(int il, const char* norm_name) {
+  const gguf::LayerConfig& l = config.layers[size_t(il)];
+  const WeightId plain = weight(block(il, norm_name), {l.head_dim});
+  const int owner = l.kv_donor < 0 ? il : l.kv_donor;
+  const auto is_f32 = [&](int layer_index, const char* name) {
+    const gguf::TensorInfo* tensor = file_.find_tensor(block(layer_index, name));
+    return tensor && tensor->type == DType::f32;
+  };
+  std::vector<std::vector<float>> queries;
+  for (int i = owner; i < config.n_layer; ++i) {
+    if (i != owner && config.layers[size_t(i)].kv_donor != owner) continue;
+    if (!is_f32(i, "attn_q_norm")) return plain;
+    queries.push_back(vector(block(i, "attn_q_norm"), l.head_dim));
+  }
+  if (!is_f32(owner, "attn_k_norm")) return plain;
+  const std::vector<float> keys = vector(block(owner, "attn_k_norm"), l.head_dim);
+  const std::vector<float> s = key_balance(keys, queries, graph_.ropes[size_t(rope_index(l))]);
+  if (std::ranges::all_of(s, [](float x) { return x == 1; })) return plain;
+  const bool of_keys = norm_name == std::string_view("attn_k_norm");
+  std::vector<float> made = vector(block(il, norm_name), l.head_dim);
+  for (size_t i = 0; i < made.size(); ++i) made[i] = of_keys ? made[i] / s[i] : made[i] * s[i];
+  graph_.made.push_back(std::make_shared<const std::vector<float>>(std::move(made)));
+  graph_.weights[size_t(plain)].data = std::as_bytes(std::span(*graph_.made.back()));
+  graph_.weights[size_t(plain)].source = -1;
+  return plain;
 }
 
 float Builder::scalar(const std::string& name, float fallback) const {
@@ -144,7 +173,7 @@ ValueId Builder::attention_block(int il, ValueId& h, ValueId* extra) {
 
   const auto roped = [&](const std::string& name, ValueId x, const char* norm_name, int n_head) {
     const ValueId out = value(name, width_of(x), rows_of(x));
-    const WeightId w = weight(block(il, norm_name), {hd});
+    const WeightId w = balanced_norm(il, norm_name);
     Op& op = push(OpKind::rope);
     op.in[0] = x;
     op.w[0] = w;

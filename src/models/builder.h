@@ -51,6 +51,7 @@ class Builder {
 
  private:
   int rope_index(const gguf::LayerConfig& layer);
+  graph::WeightId balanced_norm(int il, const char* norm_name);
 
   const gguf::File& file_;
   graph::Graph graph_;

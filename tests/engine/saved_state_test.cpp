@@ -278,8 +278,8 @@ TEST(SavedState, AnotherModelTypeTableSeedOrVersionIsRefused) {
   expect_words(victim.refused(with_header(good, "\"basis\":\"", "\"basis\":\"0"), ErrorCode::kRefused),
                {"basis"});
   Bytes version = good;
-  version[8] = std::byte(2);
-  expect_words(victim.refused(version, ErrorCode::kRefused), {"version 2", "version 1"});
+  version[8] = std::byte(kvasir::engine::kStateVersion + 1);
+  expect_words(victim.refused(version, ErrorCode::kRefused), {"version 3", "version 2"});
   SessionOptions exact = saved().options;
   exact.kv_exact_last = 64;
   Session s(tiny(), exact);
