@@ -16,12 +16,13 @@ inline void cpu_relax() {
 #endif
 }
 
-// Long enough to cover the gap between two ops, short enough to give the core back when nothing comes.
-constexpr int kSpins = 4000;
+// Long enough to cover the gap between two ops, short enough to give the core back when nothing comes. In a
+// team larger than the machine the one that is waited for may need this core.
+constexpr int kSpins = 4000, kSpinsCrowded = 20;
 
 // Waits until `word` differs from `seen`.
-void wait_change(const std::atomic<uint32_t>& word, uint32_t seen) {
-  for (int i = 0; i < kSpins; ++i) {
+void wait_change(const std::atomic<uint32_t>& word, uint32_t seen, int spins) {
+  for (int i = 0; i < spins; ++i) {
     if (word.load(std::memory_order_acquire) != seen) return;
     cpu_relax();
   }
@@ -31,7 +32,7 @@ void wait_change(const std::atomic<uint32_t>& word, uint32_t seen) {
 }  // namespace
 
 struct ThreadPool::Impl {
-  int n_threads = 1;
+  int n_threads = 1, spins = kSpins;
   std::vector<std::thread> workers;
   const std::function<void(int)>* body = nullptr;
   alignas(64) std::atomic<uint32_t> generation{0};
@@ -47,13 +48,13 @@ struct ThreadPool::Impl {
       phase.fetch_add(1, std::memory_order_release);
       phase.notify_all();
     } else {
-      wait_change(phase, seen);
+      wait_change(phase, seen, spins);
     }
   }
 
   void work(int thread) {
     for (uint32_t seen = 0;;) {
-      wait_change(generation, seen);
+      wait_change(generation, seen, spins);
       ++seen;
       if (stop.load(std::memory_order_acquire)) return;
       (*body)(thread);
@@ -66,6 +67,8 @@ ThreadPool::ThreadPool(int n_threads) : impl_(std::make_unique<Impl>()) {
   if (n_threads < 1 || n_threads > 1024)
     fail(ErrorCode::kUsage, "number of threads is {}; it must be between 1 and 1024", n_threads);
   impl_->n_threads = n_threads;
+  if (const unsigned cores = std::thread::hardware_concurrency(); cores > 0 && unsigned(n_threads) > cores)
+    impl_->spins = kSpinsCrowded;
   for (int i = 1; i < n_threads; ++i) impl_->workers.emplace_back([this, i] { impl_->work(i); });
 }
 

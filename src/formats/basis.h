@@ -24,7 +24,8 @@ inline constexpr uint64_t kSigns1[2] = {0x42f85949e46a0359, 0x49f250a9a4c63bbb},
 void to_basis(Basis basis, Role side, const float* x, float* out, int64_t n);
 void from_basis(Basis basis, Role side, const float* r, float* out, int64_t n);
 
-// In place, n a power of two: butterflies (a + b, a - b) over distances 1, 2, 4, ..., n / 2, no scaling.
+// In place, n a power of two from 4 on: butterflies (a + b, a - b) over distances 1, 2, 4, ..., n / 2, no
+// scaling.
 void hadamard(float* x, int64_t n);
 
 }  // namespace kvasir::formats

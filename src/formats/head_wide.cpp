@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "formats/basis.h"
 #include "formats/tbq_h.h"
 
 namespace kvasir::formats {
@@ -31,14 +32,8 @@ void flip(Role side, const float* x, float* out, int64_t n) {
 }
 
 // H_n x / sqrt(n), in place.
-void hadamard(float* x, int64_t n) {
-  for (int64_t distance = 1; distance < n; distance *= 2)
-    for (int64_t start = 0; start < n; start += 2 * distance)
-      for (int64_t i = start; i < start + distance; ++i) {
-        const float a = x[i], b = x[i + distance];
-        x[i] = a + b;
-        x[i + distance] = a - b;
-      }
+void normal_hadamard(float* x, int64_t n) {
+  hadamard(x, n);
   const float norm = n == 64    ? 0.125f
                      : n == 128 ? 0.08838834764831845f
                      : n == 256 ? 0.0625f
@@ -77,13 +72,13 @@ int head_sign(Role side, int i) {
 void rotate(Role side, const float* x, float* out, int64_t n) {
   require_size(n);
   flip(side, x, out, n);
-  hadamard(out, n);
+  normal_hadamard(out, n);
 }
 
 void unrotate(Role side, const float* r, float* out, int64_t n) {
   require_size(n);
   if (out != r) std::memcpy(out, r, size_t(n) * sizeof(float));
-  hadamard(out, n);
+  normal_hadamard(out, n);
   flip(side, out, out, n);
 }
 

@@ -84,7 +84,7 @@ void encode_tcq(const TcqTable& table, const float* r, BlockTbq3Tcq& block) {
   int8_t target[128];
   for (int i = 0; i < 128; ++i) target[i] = int8_t(nearest_int_in(r[i] * to_step, -127, 127));
   uint8_t symbols[128];
-  const int start = Trellis<3>::search_open(target, 128, table.rounded.data(), symbols);
+  const int start = trellis_search_open(target, 128, table.rounded.data(), symbols);
   put_tcq_symbols(mirrored_state(start) >> 3, symbols, block);
   for (int i = 0; i < 128; ++i) {
     const float level = table.level[size_t(tcq_state(block, i))];

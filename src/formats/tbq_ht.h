@@ -90,7 +90,7 @@ float encode_trellis_finite(const float* x, int d, std::byte* row) {
   for (int i = 0; i < d; ++i) target[i] = int8_t(nearest_int_in(x[i] * to_unit, -127, 127));
   uint8_t symbols[kMaxHeadWide];
   uint16_t states[kMaxHeadWide];
-  Trellis<b>::search(target, d, table, symbols);
+  trellis_search<b>(target, d, table, symbols);
   Trellis<b>::states(symbols, d, states);
   for (int i = 0; i < d; ++i) {
     const float level = float(table[states[i]]);

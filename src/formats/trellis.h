@@ -99,4 +99,16 @@ struct Trellis {
   }
 };
 
+// Trellis<b>::search and Trellis<3>::search_open built for the widest vectors of this CPU: the same whole
+// numbers.
+template <int b>
+void trellis_search(const int8_t* x, int d, const int8_t* table, uint8_t* symbols);
+template <>
+void trellis_search<2>(const int8_t* x, int d, const int8_t* table, uint8_t* symbols);
+template <>
+void trellis_search<3>(const int8_t* x, int d, const int8_t* table, uint8_t* symbols);
+template <>
+void trellis_search<4>(const int8_t* x, int d, const int8_t* table, uint8_t* symbols);
+int trellis_search_open(const int8_t* x, int d, const int8_t* table, uint8_t* symbols);
+
 }  // namespace kvasir::formats

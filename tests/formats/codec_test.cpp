@@ -1,6 +1,7 @@
 // What holds for every row of list.def: sizes, round trips, determinism, awkward input, names and refusals.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,6 +10,7 @@
 
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "base/half.h"
 #include "formats/format.h"
 #include "formats/iq4_levels.h"
 #include "formats/search_isa.h"
@@ -199,6 +201,16 @@ TEST(Search, SameBitsOnEveryInstructionSet) {
       }
     }
   }
+}
+
+TEST(Plain, EveryHalfDecodesToItsValue) {
+  std::vector<uint16_t> halves(65536);
+  for (size_t i = 0; i < halves.size(); ++i) halves[i] = uint16_t(i);
+  std::vector<float> out(halves.size());
+  require(DType::f16)
+      .decode(reinterpret_cast<const std::byte*>(halves.data()), out.data(), int64_t(out.size()));
+  for (size_t i = 0; i < out.size(); ++i)
+    ASSERT_EQ(std::bit_cast<uint32_t>(out[i]), std::bit_cast<uint32_t>(f16_to_f32(uint16_t(i)))) << i;
 }
 
 TEST(Table, NamesAndIdsAreUnique) {

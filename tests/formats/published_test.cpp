@@ -61,6 +61,22 @@ TEST(Basis, EachIsOrthonormalAndComesBack) {
     }
 }
 
+TEST(Basis, HadamardHasTheBitsOfItsButterflies) {
+  for (const int n : {4, 32, 128, 512}) {
+    std::vector<float> x = gaussian(91, size_t(n)), plain;
+    plain = x;
+    hadamard(x.data(), n);
+    for (int distance = 1; distance < n; distance *= 2)
+      for (int i = 0; i < n; ++i) {
+        if (i & distance) continue;
+        const float a = plain[size_t(i)], b = plain[size_t(i + distance)];
+        plain[size_t(i)] = a + b;
+        plain[size_t(i + distance)] = a - b;
+      }
+    EXPECT_EQ(std::memcmp(x.data(), plain.data(), x.size() * sizeof(float)), 0) << n;
+  }
+}
+
 TEST(Basis, SignsOf32) {
   const char* signs = "+-++-+--++-+--+--++-+--++-+--+-+";
   for (int i = 0; i < 32; ++i) {

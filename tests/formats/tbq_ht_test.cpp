@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -66,6 +67,32 @@ TEST(Trellis, DecodesAsDefined) {
 
 // No path through the seam that the search found costs less than the path it chose: changing any one symbol
 // never helps.
+template <int b>
+void expect_equal_searches(const std::vector<int8_t>& x) {
+  const int d = int(x.size());
+  std::vector<uint8_t> plain(x.size()), wide(x.size());
+  Trellis<b>::search(x.data(), d, table_of(b), plain.data());
+  trellis_search<b>(x.data(), d, table_of(b), wide.data());
+  EXPECT_EQ(plain, wide) << b << " bits, " << d;
+  if constexpr (b == 3) {
+    const int start = Trellis<b>::search_open(x.data(), d, table_of(b), plain.data());
+    EXPECT_EQ(trellis_search_open(x.data(), d, table_of(b), wide.data()), start);
+    EXPECT_EQ(plain, wide) << "open, " << d;
+  }
+}
+
+TEST(Trellis, WiderVectorsFindTheSamePath) {
+  for (const int d : kHeadDims)
+    for (uint64_t seed = 1; seed < 5; ++seed) {
+      std::vector<int8_t> x;
+      for (const float v : gaussian(seed, size_t(d), seed == 4 ? 400 : 40))
+        x.push_back(int8_t(std::clamp(v, -127.f, 127.f)));
+      expect_equal_searches<2>(x);
+      expect_equal_searches<3>(x);
+      expect_equal_searches<4>(x);
+    }
+}
+
 TEST(Trellis, NoSingleChangeIsBetter) {
   for (DType type : kTypes) {
     const int bits = bits_of(type), d = 64;

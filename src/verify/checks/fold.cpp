@@ -30,40 +30,43 @@ RigSpec fold_spec(DType type, int head_dim) {
 }
 
 // Rows of the prompt `prompt` a step, then `rows` a step.
-void run(Rig& rig, int prompt, int rows) {
-  for (int left = kPrompt; left > 0; left -= prompt) {
-    const Rig::Take take{0, std::min(prompt, left)};
-    rig.step({&take, 1});
-  }
+void run_rest(Rig& rig, int rows) {
   for (int left = kRows; left > 0; left -= rows) {
     const Rig::Take take{0, std::min(rows, left)};
     rig.step({&take, 1});
   }
 }
-
-void equal(decide::CheckResult& result, const Rig& a, const Rig& b) {
-  int64_t different = 0, n = 0;
-  double seen = 0;
-  for (int pos = 0; pos < kPrompt + kRows; ++pos) {
-    const auto x = a.out(0, pos), y = b.out(0, pos);
-    n += int64_t(x.size());
-    if (std::memcmp(x.data(), y.data(), x.size_bytes()) == 0) continue;
-    for (size_t i = 0; i < x.size(); ++i) {
-      different += std::memcmp(&x[i], &y[i], sizeof(float)) != 0;
-      seen = std::max(seen, double(std::fabs(x[i] - y[i])));
-    }
+void run(Rig& rig, int prompt, int rows) {
+  for (int left = kPrompt; left > 0; left -= prompt) {
+    const Rig::Take take{0, std::min(prompt, left)};
+    rig.step({&take, 1});
   }
-  conclude(result, double(different), 0, fmt::format("{} of {} values differ", different, n));
+  run_rest(rig, rows);
+}
+
+void equal(decide::CheckResult& result, const Rig& rig, const std::vector<float>& base) {
+  int64_t different = 0;
+  double seen = 0;
+  const std::vector<float>& out = rig.outputs();
+  if (out.size() != base.size()) fail(ErrorCode::kFailed, "{} values for {}", out.size(), base.size());
+  if (std::memcmp(out.data(), base.data(), out.size() * sizeof(float)) != 0)
+    for (size_t i = 0; i < out.size(); ++i) {
+      different += std::memcmp(&out[i], &base[i], sizeof(float)) != 0;
+      seen = std::max(seen, double(std::fabs(out[i] - base[i])));
+    }
+  conclude(result, double(different), 0, fmt::format("{} of {} values differ", different, out.size()));
   result.max_diff = seen;
 }
 
-// Another cut than `base`: the same bits, or right by itself.
-void equal_cut(Context& context, decide::CheckResult& result, const Rig& rig, const Rig& base) {
+// Another cut than that of `base`: the same bits, or right by itself.
+void equal_cut(Context& context, decide::CheckResult& result, const Rig& rig,
+               const std::vector<float>& base) {
   if (context.same_bits_by_step()) return equal(result, rig, base);
   conclude(result, compare_outputs(rig, interesting_rows(rig.spec(), 4), context.workers()));
 }
 
-void fold_type(Context& context, DType type, int head_dim) {
+// Returns the outputs of the prompt in one step and single rows; empty when there are none.
+std::vector<float> fold_type(Context& context, DType type, int head_dim) {
   const std::string name(type_name(type));
   const auto label = [&](std::string what) {
     return Label{"fold", std::move(what), head_dim, name, std::string(type_name(partner(type)))};
@@ -71,47 +74,51 @@ void fold_type(Context& context, DType type, int head_dim) {
   if (!formats::require(type).takes(head_dim)) {
     not_applicable(context, label("rows a step"),
                    fmt::format("head size {} is refused (dispatch checks that)", head_dim));
-    return;
+    return {};
   }
   const RigSpec spec = fold_spec(type, head_dim);
-  std::unique_ptr<Rig> base;
+  std::unique_ptr<Rig> rig;
+  std::vector<float> base;
   check(context, label("1 row a step"), [&](decide::CheckResult& result) {
-    base = std::make_unique<Rig>(context.backend(), spec);
-    result.variant = base->variant();
-    run(*base, kPrompt, 1);
-    conclude(result, compare_outputs(*base, interesting_rows(spec, 4), context.workers()));
+    rig = std::make_unique<Rig>(context.backend(), spec);
+    result.variant = rig->variant();
+    run(*rig, kPrompt, 1);
+    base = rig->outputs();
+    conclude(result, compare_outputs(*rig, interesting_rows(spec, 4), context.workers()));
   });
-  if (!base) return;
+  if (base.empty()) return {};
+  // The rows after the prompt once more: what the prompt left in the cache is the same for all these cuts.
   for (const int rows : {2, 3, 4, 8, kRows})
     check(context, label(fmt::format("{} rows a step", rows)), [&](decide::CheckResult& result) {
-      Rig rig(context.backend(), spec);
-      result.variant = rig.variant();
-      run(rig, kPrompt, rows);
-      equal_cut(context, result, rig, *base);
+      result.variant = rig->variant();
+      rig->rewind(kPrompt);
+      run_rest(*rig, rows);
+      equal_cut(context, result, *rig, base);
     });
   for (const int prompt : {64, 100})
     check(context, label(fmt::format("prompt in parts of {}", prompt)), [&](decide::CheckResult& result) {
-      Rig rig(context.backend(), spec);
-      result.variant = rig.variant();
-      run(rig, prompt, 8);
-      equal_cut(context, result, rig, *base);
+      result.variant = rig->variant();
+      rig->rewind(0);
+      run(*rig, prompt, 8);
+      equal_cut(context, result, *rig, base);
     });
   check(context, label("exact pages in the step's own memory"), [&](decide::CheckResult& result) {
     RigSpec tight = spec;
     tight.tight = true;
-    Rig rig(context.backend(), tight);
-    result.variant = rig.variant();
-    run(rig, kPrompt, 1);
-    equal(result, rig, *base);
+    Rig own(context.backend(), tight);
+    result.variant = own.variant();
+    run(own, kPrompt, 1);
+    equal(result, own, base);
   });
+  return base;
 }
 
-// Teams of several sizes against one thread, which takes the prompt in one step.
-void threads_of_type(Context& context, DType type, int head_dim) {
+// Teams of several sizes against one thread, which takes the prompt in one step. `base`: what that gave;
+// empty when it has not run.
+void threads_of_type(Context& context, DType type, int head_dim, std::vector<float> base) {
   if (!formats::require(type).takes(head_dim)) return;  // said above
   const RigSpec spec = fold_spec(type, head_dim);
   const bool shared = context.caps().name == "cpu";
-  std::unique_ptr<Rig> base;
   std::vector<int> teams = {1, 2, 3};
   if (shared && context.options().n_threads > 3) teams.push_back(context.options().n_threads);
   for (const int threads : teams) {
@@ -122,14 +129,15 @@ void threads_of_type(Context& context, DType type, int head_dim) {
       continue;
     }
     check(context, label, [&](decide::CheckResult& result) {
-      if (!base) {
-        base = std::make_unique<Rig>(context.backend(1), spec);
-        run(*base, kPrompt, 1);
+      if (base.empty()) {
+        Rig one(context.backend(1), spec);
+        run(one, kPrompt, 1);
+        base = one.outputs();
       }
       Rig rig(context.backend(threads), spec);
       result.variant = rig.variant();
       run(rig, 160, 1);
-      equal_cut(context, result, rig, *base);
+      equal_cut(context, result, rig, base);
     });
   }
 }
@@ -201,13 +209,16 @@ void check_fold(Context& context) {
   for (const DType type : context.kv_types(formats::kKeys))
     for (const int head_dim : context.head_dims()) tasks.emplace_back(type, head_dim);
   const int longest = context.head_dims().back() >= 256 ? 256 : context.head_dims().back();
+  std::vector<std::vector<float>> by_one_thread(tasks.size());
   context.side_by_side(int64_t(tasks.size()), [&](Context& part, int64_t i) {
     const auto [type, head_dim] = tasks[size_t(i)];
-    fold_type(part, type, head_dim);
+    std::vector<float> outputs = fold_type(part, type, head_dim);
+    if (&part != &context) by_one_thread[size_t(i)] = std::move(outputs);
     tiles_of_type(part, type, head_dim);
     if (head_dim == longest && formats::require(type).takes(longest)) merge_type(part, type, longest);
   });
-  for (const auto& [type, head_dim] : tasks) threads_of_type(context, type, head_dim);
+  for (size_t i = 0; i < tasks.size(); ++i)
+    threads_of_type(context, tasks[i].first, tasks[i].second, std::move(by_one_thread[i]));
 }
 
 }  // namespace kvasir::verify

@@ -248,6 +248,26 @@ void Rig::step(std::span<const Take> takes) {
   for (const Take& take : takes) drop_pages(take.seq, done_[size_t(take.seq)]);
 }
 
+void Rig::rewind(int pos) {
+  const size_t page_bytes = graph::kv_page_bytes(kv()), exact_bytes = graph::kv_exact_page_bytes(kv());
+  for (size_t seq = 0; seq < done_.size(); ++seq) {
+    if (spec_.tight || pos % kPageTokens != 0 || pos > done_[seq])
+      fail(ErrorCode::kFailed, "a check went back to position {} of {}", pos, done_[seq]);
+    done_[seq] = pos;
+    const long width = n_q(), first = first_token_[seq];
+    std::fill(out_.begin() + (first + pos) * width, out_.begin() + (first + spec_.lengths[seq]) * width,
+              std::nanf(""));
+    for (size_t p = size_t(pos / kPageTokens); p < tables_[seq].size(); ++p) {
+      pages_->poison(size_t(tables_[seq][p]) * page_bytes, (size_t(tables_[seq][p]) + 1) * page_bytes);
+      int32_t& exact = exact_tables_[seq][p];
+      if (exact < 0) continue;
+      exact_->poison(size_t(exact) * exact_bytes, (size_t(exact) + 1) * exact_bytes);
+      free_exact_.push_back(exact);
+      exact = -1;
+    }
+  }
+}
+
 void Rig::run_all() {
   for (int seq = 0; seq < int(spec_.lengths.size()); ++seq)
     while (done_[size_t(seq)] < spec_.lengths[size_t(seq)]) {

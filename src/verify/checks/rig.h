@@ -83,9 +83,14 @@ class Rig {
     int seq, n;
   };
   void step(std::span<const Take> takes);
+  // Forgets every row from position `pos`, a multiple of 64, on: their pages are NaN again. Not after a tight
+  // run.
+  void rewind(int pos);
   // All rows of all sequences, sequence after sequence, at most max_rows a step.
   void run_all();
 
+  // Of all tokens, in their order.
+  const std::vector<float>& outputs() const { return out_; }
   // [n_head * head_dim] of a row that ran.
   std::span<const float> out(int seq, int pos) const;
   std::span<const float> query(int seq, int pos) const { return row(q_, n_q(), seq, pos); }

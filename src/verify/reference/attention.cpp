@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "verify/reference/wide.h"
+#include "base/wide.h"
 
 namespace kvasir::verify::reference {
 

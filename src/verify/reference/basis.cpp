@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "verify/reference/wide.h"
+#include "base/wide.h"
 
 namespace kvasir::verify::reference {
 

@@ -39,29 +39,31 @@ PageRegion page_region(const graph::KvSpec& spec, backends::PagePart part, int k
   return at;
 }
 
+backends::Caps caps_of(Isa isa) {
+  backends::Caps caps;
+  caps.name = "cpu";
+  caps.device = cpu_name();
+  caps.isa = isa_name(isa);
+  caps.uuid = cpu_identity();
+  caps.memory_bytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
+  const auto variants = attention_variants();
+  for (const formats::Format& format : formats::all()) {
+    if (find_matmul(format.type, isa)) caps.weight_types.push_back(format.type);
+    if (std::ranges::any_of(variants,
+                            [&](const AttentionInfo& a) { return a.k == format.type || a.v == format.type; }))
+      caps.kv_types.push_back(format.type);
+  }
+  for (int head_dim : {64, 128, 256, 512})
+    if (find_attention(DType::f16, DType::f16, head_dim, isa, true, nullptr))
+      caps.head_dims.push_back(head_dim);
+  return caps;
+}
+
 class CpuBackend final : public backends::Backend {
  public:
-  CpuBackend(int n_threads, Isa isa) : pool_(n_threads), isa_(isa) {}
+  CpuBackend(int n_threads, Isa isa) : pool_(n_threads), isa_(isa), caps_(caps_of(isa)) {}
 
-  backends::Caps caps() const override {
-    backends::Caps caps;
-    caps.name = "cpu";
-    caps.device = cpu_name();
-    caps.isa = isa_name(isa_);
-    caps.uuid = cpu_identity();
-    caps.memory_bytes = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
-    const auto variants = attention_variants();
-    for (const formats::Format& format : formats::all()) {
-      if (find_matmul(format.type, isa_)) caps.weight_types.push_back(format.type);
-      if (std::ranges::any_of(
-              variants, [&](const AttentionInfo& a) { return a.k == format.type || a.v == format.type; }))
-        caps.kv_types.push_back(format.type);
-    }
-    for (int head_dim : {64, 128, 256, 512})
-      if (find_attention(DType::f16, DType::f16, head_dim, isa_, true, nullptr))
-        caps.head_dims.push_back(head_dim);
-    return caps;
-  }
+  backends::Caps caps() const override { return caps_; }
 
   std::byte* alloc(size_t bytes) override {
     AlignedBuffer buffer(bytes);
@@ -114,6 +116,7 @@ class CpuBackend final : public backends::Backend {
  private:
   ThreadPool pool_;
   Isa isa_;
+  backends::Caps caps_;
   std::vector<PreparedWeight> weights_;
   std::unordered_map<std::byte*, AlignedBuffer> buffers_;
 };

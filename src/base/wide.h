@@ -1,5 +1,6 @@
-// Loops over doubles that the compiler may build for wider vectors too; the one that this CPU has is taken when
-// the program starts. Every variant does the same operations in the same order: no contraction, no reordering.
+// Loops that the compiler may build for wider vectors too; the one that this CPU has is taken when
+// the program starts. Every variant does the same operations in the same order: no contraction, no
+// reordering.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
