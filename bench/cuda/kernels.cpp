@@ -42,7 +42,7 @@ std::vector<uint8_t> page_pattern(const KvView& kv) {
       const size_t scales = form == KvForm::kF16    ? 0
                             : form == KvForm::kQ8_0 ? values / 32
                                                     : size_t(kPageTokens);
-      const uint16_t scale = f32_to_f16(form == KvForm::kQ8_0 ? 0.01f : 0.9f);
+      const uint16_t scale = f32_to_f16(form == KvForm::kQ8_0 || trellis(form) ? 0.01f : 0.9f);
       for (size_t i = 0; i < scales; ++i) std::memcpy(&region[bytes - 2 * (i + 1)], &scale, 2);
       page.insert(page.end(), region.begin(), region.end());
     }
@@ -267,8 +267,10 @@ void run_cuda_kernels(const KernelOptions& options) {
   Device device(options);
   device.print_head();
   const std::vector<DType> types{f16, q8_0, tbq4_h, tbq3_h, tbq2_h};
-  for (DType t : types) measure_attention(device, k31bGlobal, t, t, 131072, 1);
-  for (DType t : types) measure_attention(device, kE2bGlobal, t, t, 32768, 1);
+  std::vector<DType> decoded = types;
+  decoded.insert(decoded.end(), {tbq4_ht, tbq3_ht, tbq2_ht});
+  for (DType t : decoded) measure_attention(device, k31bGlobal, t, t, 131072, 1);
+  for (DType t : decoded) measure_attention(device, kE2bGlobal, t, t, 32768, 1);
   for (int depth : {1024, 8192})
     for (DType t : types) measure_attention(device, kE2bGlobal, t, t, depth, 1);
   for (DType t : types) measure_attention(device, kE2bSliding, t, t, 32768, 1);

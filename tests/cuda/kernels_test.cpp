@@ -108,7 +108,7 @@ class Rig {
     }
     return out;
   }
-  // Random codes, scales between 0.5 and 2 (of 32 values: 1 / 64 of it).
+  // Random codes, scales between 0.5 and 2 (1 / 64 of it where levels are bytes).
   std::vector<uint8_t> pages(int n_pages) const {
     std::mt19937 random(17);
     std::vector<uint8_t> out;
@@ -125,10 +125,10 @@ class Rig {
               const uint32_t word = random();
               std::memcpy(&region[i], &word, 4);
             }
-            const bool q8 = form == KvForm::kQ8_0;
+            const bool q8 = form == KvForm::kQ8_0, bytes = q8 || trellis(form);  // levels up to 127
             const size_t scales = size_t(kPageTokens) * size_t(q8 ? c_.head_dim / 32 : 1);
             for (size_t i = 0; i < scales; ++i) {
-              const uint16_t h = f32_to_f16((0.5f + 1.5f * float(random() % 1000) / 1000) / (q8 ? 64 : 1));
+              const uint16_t h = f32_to_f16((0.5f + 1.5f * float(random() % 1000) / 1000) / (bytes ? 64 : 1));
               std::memcpy(&region[region.size() - 2 * (i + 1)], &h, 2);
             }
           }
@@ -160,7 +160,8 @@ void expect_agreement(const Case& c) {
       << "not the same bits again";
 }
 
-const std::vector<DType> kTypes{DType::f16, DType::q8_0, DType::tbq2_h, DType::tbq3_h, DType::tbq4_h};
+const std::vector<DType> kTypes{DType::f16,    DType::q8_0,    DType::tbq2_h,  DType::tbq3_h,
+                                DType::tbq4_h, DType::tbq2_ht, DType::tbq3_ht, DType::tbq4_ht};
 
 TEST(CudaDecodeKernel, EveryPairAtEveryHeadSize) {
   KVASIR_NEEDS_CUDA();

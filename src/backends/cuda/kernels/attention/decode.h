@@ -17,5 +17,9 @@ void attend_decode(const Launch& how, const AttentionArgs& args, const StepView&
 
 // Where value d (even; d + 1 follows) of a part lies: as the matrix units leave it.
 constexpr int decode_position(int d) { return ((d / 128 * 8 + d % 16 / 2) * 8 + d % 128 / 16) * 2 + d % 2; }
+// The value that lies there.
+constexpr int decode_value(int at) { return at / 128 * 128 + at / 2 % 8 * 16 + at / 16 % 8 * 2 + at % 2; }
+static_assert(decode_value(decode_position(1)) == 1 && decode_value(decode_position(147)) == 147 &&
+              decode_value(decode_position(510)) == 510);
 
 }  // namespace kvasir::cuda

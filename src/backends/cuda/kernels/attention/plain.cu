@@ -3,8 +3,10 @@
 
 #include "backends/cuda/kernels/attention/decode.h"
 #include "backends/cuda/kernels/attention/flash.h"
+#include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/pages.cuh"
 #include "backends/cuda/kernels/attention/prompt.h"
+#include "backends/cuda/kernels/cluster.cuh"
 
 namespace kvasir::cuda {
 namespace {
@@ -110,74 +112,97 @@ __device__ __noinline__ void leave_block_basis(KvBasis basis, float (&x)[E], int
 
 constexpr int kMergeWarps = 16;
 
-// This lane's E values of a part. kDecode: in decode_position()'s order.
-template <int E, bool kDecode>
-__device__ __forceinline__ void add_part(const float* part, int lane, float w, float (&acc)[E]) {
-  if constexpr (kDecode || E == 2) {
-#pragma unroll
-    for (int i = 0; i < E; i += 2) {
-      const int d = lane * E + i;
-      const float2 v = *reinterpret_cast<const float2*>(part + (kDecode ? decode_position(d) : d));
-      acc[i] += w * v.x, acc[i + 1] += w * v.y;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < E; i += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(part + lane * E + i);
-      acc[i] += w * v.x, acc[i + 1] += w * v.y, acc[i + 2] += w * v.z, acc[i + 3] += w * v.w;
-    }
-  }
-}
-
-// One head of one row a block: warps take parts in turn, then add up in order.
-template <int E, bool kDecode>
-__global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ AttentionArgs a) {
+// One head of one row a block, or a cluster of kRanks blocks where parts are many. A thread takes four values
+// of parts in turn; threads of the same values, then blocks, add up in order. kDecode: values of a part lie
+// in decode_position()'s order.
+constexpr int kManyParts = 48, kMergeRanks = 8;
+template <int E, bool kDecode, int kRanks>
+__device__ __forceinline__ void merge_head(const AttentionArgs& a) {
   const QuantRows& quant = a.quant;
-  constexpr int kDim = 32 * E, kWarps = kMergeWarps;
-  __shared__ float sums[kWarps][kDim];
-  __shared__ float weight_sum[kWarps];
+  constexpr int kDim = 32 * E, kEach = kDim / 4, kGroups = 32 * kMergeWarps / kEach, kPadded = kDim + 32;
+  __shared__ float4 sums[kGroups][kEach];
+  __shared__ float totals[kGroups], merged[kPadded];
   let_next_start();
   wait_for_inputs();
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int64_t head = int64_t(blockIdx.y) * a.n_head + blockIdx.x;
-  const float* ms = a.partial_sums + head * a.n_splits * 2;
+  const int thread = int(threadIdx.x), lane = thread % 32, rank = int(blockIdx.x) % kRanks,
+            group = thread / kEach, at = thread % kEach;
+  const int64_t head = int64_t(blockIdx.y) * a.n_head + int(blockIdx.x) / kRanks;
+  const float2* ms = reinterpret_cast<const float2*>(a.partial_sums) + head * a.n_splits;
+  const float4* from = reinterpret_cast<const float4*>(a.partial + head * a.n_splits * kDim) + at;
   float largest = -INFINITY;
-  for (int s = lane; s < a.n_splits; s += 32) largest = fmaxf(largest, ms[2 * s]);
+  for (int s = lane; s < a.n_splits; s += 32) largest = fmaxf(largest, ms[s].x);
   largest = warp_max(largest);
-  float acc[E] = {}, total = 0;
-#pragma unroll 4
-  for (int s = warp; s < a.n_splits; s += kWarps) {
-    const float sum = ms[2 * s + 1];
-    if (sum == 0) continue;  // a part without work left nothing
-    const float w = __expf(ms[2 * s] - largest);
-    total += w * sum;
-    add_part<E, kDecode>(a.partial + (head * a.n_splits + s) * kDim, lane, w, acc);
+  float4 acc = {0, 0, 0, 0};
+  float total = 0;
+#pragma unroll 8
+  for (int s = rank * kGroups + group; s < a.n_splits; s += kGroups * kRanks) {
+    const float2 part = ms[s];
+    const float w = part.y == 0 ? 0.0f : __expf(part.x - largest);
+    float4 v = {0, 0, 0, 0};
+    if (part.y != 0) v = from[s * kEach];  // a part without work left nothing
+    total += w * part.y;
+    acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
   }
-#pragma unroll
-  for (int i = 0; i < E; ++i) sums[warp][lane * E + i] = acc[i];
-  if (lane == 0) weight_sum[warp] = total;
+  sums[group][at] = acc;
+  if (at == 0) totals[group] = total;
   __syncthreads();
-  if (warp == 0) {
-    total = 0;
+  if (thread < kEach) {
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += weight_sum[w];
-    const float inverse = total > 0 ? 1.0f / total : 0.0f;
-#pragma unroll
-    for (int i = 0; i < E; ++i) {
-      float v = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) v += sums[w][lane * E + i];
-      acc[i] = v * inverse;
+    for (int g = 1; g < kGroups; ++g) {
+      const float4 v = sums[g][at];
+      acc.x += v.x, acc.y += v.y, acc.z += v.z, acc.w += v.w;
+      total += totals[g];
     }
-    const KvBasis basis = basis_of(a.kv.v_form);
-    if (basis == KvBasis::kHeadWide)
-      warp_unrotate(1, acc, lane);
-    else if (basis != KvBasis::kModel)
-      leave_block_basis(basis, acc, lane);
-#pragma unroll
-    for (int i = 0; i < E; ++i) a.out[head * kDim + lane * E + i] = acc[i];
-    if (quant.q) quantize_lanes(acc, lane, quant.q + head * kDim, quant.meta + head * E);
+    sums[0][at] = acc;
+    if (kRanks > 1 && at == 0) totals[0] = total;  // nobody else's sum of it starts here
   }
+  if constexpr (kRanks > 1) {
+    __syncthreads();
+    cluster_sync();
+    if (rank == 0 && thread < kEach) {
+#pragma unroll
+      for (int r = 1; r < kRanks; ++r) {
+        const float* other = reinterpret_cast<const float*>(&sums[0][at]);
+        acc.x += load_remote(other, r), acc.y += load_remote(other + 1, r);
+        acc.z += load_remote(other + 2, r), acc.w += load_remote(other + 3, r);
+        total += load_remote(&totals[0], r);
+      }
+    }
+    __syncthreads();
+    cluster_sync();  // no block leaves while its sums are read
+    if (rank != 0) return;
+  }
+  if (thread < kEach) {
+    const float inverse = total > 0 ? 1.0f / total : 0.0f;
+    const float x[4] = {acc.x * inverse, acc.y * inverse, acc.z * inverse, acc.w * inverse};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int d = kDecode ? decode_value(4 * at + i) : 4 * at + i;
+      merged[d + d / E] = x[i];
+    }
+  }
+  __syncthreads();
+  if (thread >= 32) return;
+  float x[E];
+#pragma unroll
+  for (int i = 0; i < E; ++i) x[i] = merged[lane * (E + 1) + i];
+  const KvBasis basis = basis_of(a.kv.v_form);
+  if (basis == KvBasis::kHeadWide)
+    warp_unrotate(1, x, lane);
+  else if (basis != KvBasis::kModel)
+    leave_block_basis(basis, x, lane);
+#pragma unroll
+  for (int i = 0; i < E; ++i) a.out[head * kDim + lane * E + i] = x[i];
+  if (quant.q) quantize_lanes(x, lane, quant.q + head * kDim, quant.meta + head * E);
+}
+template <int E, bool kDecode>
+__global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ AttentionArgs a) {
+  merge_head<E, kDecode, 1>(a);
+}
+template <int E>
+__global__ void __cluster_dims__(kMergeRanks, 1, 1) __launch_bounds__(32 * kMergeWarps)
+    merge_many_kernel(const __grid_constant__ AttentionArgs a) {
+  merge_head<E, true, kMergeRanks>(a);
 }
 
 }  // namespace
@@ -215,19 +240,17 @@ int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, At
 
 template <bool kDecode>
 static void merge_attention(const Launch& how, const AttentionArgs& args) {
-  const dim3 grid(unsigned(args.n_head), unsigned(args.n_rows)), block(32 * kMergeWarps);
-  switch (args.kv.head_dim) {
-    case 64:
-      return launch(how, grid, block, 0, merge_kernel<2, kDecode>, args);
-    case 128:
-      return launch(how, grid, block, 0, merge_kernel<4, kDecode>, args);
-    case 256:
-      return launch(how, grid, block, 0, merge_kernel<8, kDecode>, args);
-    case 512:
-      return launch(how, grid, block, 0, merge_kernel<16, kDecode>, args);
-    default:
-      return;
-  }
+  with_head_size<64, 128, 256, 512>("attention merge", args.kv.head_dim, [&](auto size) {
+    constexpr int E = size.value / 32;
+    dim3 grid(unsigned(args.n_head), unsigned(args.n_rows));
+    const dim3 block(32 * kMergeWarps);
+    if constexpr (kDecode)  // its devices have clusters
+      if (args.n_splits > kManyParts) {
+        grid.x *= kMergeRanks;
+        return launch(how, grid, block, 0, merge_many_kernel<E>, args);
+      }
+    launch(how, grid, block, 0, merge_kernel<E, kDecode>, args);
+  });
 }
 
 void attend(const Launch& how, const AttentionArgs& args, const StepView& step, AttentionKernel kernel,

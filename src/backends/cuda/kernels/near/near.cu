@@ -1,4 +1,6 @@
+#include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/pages.cuh"
+#include "backends/cuda/kernels/cluster.cuh"
 #include "backends/cuda/kernels/kv_append/fits.cuh"
 #include "backends/cuda/kernels/mma.cuh"
 #include "backends/cuda/kernels/near/near.h"
@@ -24,24 +26,6 @@ struct Shared {
   Region region[2][2];  // of the block's first and last page; keys, values
   __device__ float* mixed(int head) { return reinterpret_cast<float*>(&k[0][0]) + head * D; }
 };
-
-// After a barrier of the block: what its threads wrote to shared memory stands there. A release would also
-// wait for the cache's new rows to reach memory, which nobody here reads.
-__device__ __forceinline__ void cluster_sync() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// `p` in shared memory of the cluster's block `rank`.
-__device__ __forceinline__ float load_remote(const float* p, int rank) {
-  float v = 0;
-#if __CUDA_ARCH__ >= 900
-  uint32_t at;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-#endif
-  return v;
-}
 
 // The keys of one block: [begin, end), which lie in at most two pages.
 struct Keys {
@@ -396,18 +380,8 @@ bool has_near(const NearArgs& args) {
 }
 
 void attend_near(const Launch& how, const NearArgs& args, const StepView& step) {
-  switch (args.kv.head_dim) {
-    case 64:
-      return run<64>(how, args, step);
-    case 128:
-      return run<128>(how, args, step);
-    case 256:
-      return run<256>(how, args, step);
-    case 512:
-      return run<512>(how, args, step);
-    default:
-      return;
-  }
+  with_head_size<64, 128, 256, 512>("near", args.kv.head_dim,
+                                    [&](auto size) { run<size.value>(how, args, step); });
 }
 
 }  // namespace kvasir::cuda

@@ -1,0 +1,25 @@
+// What blocks of a cluster do together (sm_90 and later).
+#pragma once
+#include "backends/cuda/kernels/mma.cuh"
+
+namespace kvasir::cuda {
+
+// After a barrier of the block: what its threads wrote to shared memory stands there. A release would also
+// wait for what they wrote to memory, which nobody of the cluster reads.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// `p` in shared memory of the cluster's block `rank`.
+__device__ __forceinline__ float load_remote(const float* p, int rank) {
+  float v = 0;
+#if __CUDA_ARCH__ >= 900
+  uint32_t at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+#endif
+  return v;
+}
+
+}  // namespace kvasir::cuda
