@@ -7,7 +7,7 @@ endif()
 target_include_directories(kvasir_api PUBLIC ${CMAKE_SOURCE_DIR}/include)
 
 set(objects "")
-foreach(part api engine models decide quantize speech verify registry cpu graph text gguf formats base)
+foreach(part api engine models decide quantize speech verify registry cpu cuda cuda_kernels graph text gguf formats base)
   if(TARGET kvasir_${part})
     list(APPEND objects $<TARGET_OBJECTS:kvasir_${part}>)
   endif()
@@ -18,6 +18,9 @@ foreach(kind shared static)
   add_library(kvasir_${kind} ${type} ${objects})
   # kvasir_flags carries the sanitizers of a sanitized build; an installed package must not ask for it.
   target_link_libraries(kvasir_${kind} PRIVATE fmt::fmt OpenSSL::Crypto Threads::Threads $<BUILD_INTERFACE:kvasir_flags>)
+  if(KVASIR_HAVE_CUDA)
+    target_link_libraries(kvasir_${kind} PRIVATE CUDA::cudart_static)
+  endif()
   target_include_directories(kvasir_${kind} INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
                              $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   set_target_properties(kvasir_${kind} PROPERTIES OUTPUT_NAME kvasir LINKER_LANGUAGE CXX)
