@@ -67,10 +67,13 @@ decide::Row decide_cache(const engine::Model& model, const CacheQuestion& questi
   request.model = model.path();
   const std::string backend = model.backend().caps().name;
   const decide::RowInputs inputs = live_row(backend, model.n_threads());
-  // The weights are in already: what is free now is for the rest.
-  if (inputs.device.host)
-    request.memory = memory_available() +
-                     decide::memory_need(geometry, {}, question.n_ctx, question.n_ubatch, true).weights;
+  // Weights that are in already are not asked for again.
+  if (inputs.device.host) {
+    const uint64_t loaded =
+        model.has_weights() ? decide::memory_need(geometry, {}, question.n_ctx, question.n_ubatch, true).weights
+                            : 0;
+    request.memory = memory_available() + loaded;
+  }
   return decide::decide_row(geometry, quality ? &*quality : nullptr, request, inputs);
 }
 

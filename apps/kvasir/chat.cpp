@@ -121,8 +121,9 @@ bool read_turn(std::string& line) {
 int chat(const Args& args) {
   require_backend(args);
   kv_types(args);
-  const auto model = load_model(args);
-  engine::Session session(model, session_options(args, *model));
+  engine::SessionOptions options;
+  const auto model = load_model(args, options);
+  engine::Session session(model, options);
   const SessionEvidence evidence(session, args.on("allow-unverified"));
   evidence.show(loudness(args) == Loudness::kQuiet);
   if (loudness(args) != Loudness::kQuiet) {

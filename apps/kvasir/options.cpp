@@ -93,8 +93,12 @@ void require_weights_fit(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loud,
-                                          const std::string& backend) {
+namespace {
+
+using Check = std::function<void(const engine::Model&)>;
+
+std::shared_ptr<engine::Model> load_checked(const std::string& path, int n_threads, Loudness loud,
+                                            const std::string& backend, const Check& before_upload) {
   if (backend == "cpu") require_weights_fit(path);  // a device says itself what does not fit
   Progress progress("loading " + fs::path(path).filename().string());
   engine::LoadOptions options;
@@ -103,11 +107,12 @@ std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads
   options.backend = backend;
   options.log = make_log(loud);
   options.progress = [&](float fraction) { progress.update(fraction); };
+  options.before_upload = before_upload;
   return engine::Model::load(options);
 }
 
 // A model runs on one backend whole: a part of its layers on a GPU is refused, not rounded.
-static void require_all_layers(const Args& args, const engine::Model& model) {
+void require_all_layers(const Args& args, const engine::Model& model) {
   const std::string& layers = args.text("gpu-layers");
   if (args.text("backend") == "cpu" || layers == "auto" || layers == "all") return;
   if (std::stoll(layers.substr(0, 9)) < model.config().n_layer)
@@ -116,11 +121,26 @@ static void require_all_layers(const Args& args, const engine::Model& model) {
          model.config().n_layer);
 }
 
-std::shared_ptr<engine::Model> load_model(const Args& args) {
+std::shared_ptr<engine::Model> load_checked(const Args& args, const Check& check) {
   require_backend(args);
-  auto model = load_model(model_path(args), thread_count(args), loudness(args), args.text("backend"));
-  require_all_layers(args, *model);
-  return model;
+  return load_checked(model_path(args), thread_count(args), loudness(args), args.text("backend"),
+                      [&](const engine::Model& model) {
+                        require_all_layers(args, model);
+                        if (check) check(model);
+                      });
+}
+
+}  // namespace
+
+std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loud,
+                                          const std::string& backend) {
+  return load_checked(path, n_threads, loud, backend, nullptr);
+}
+
+std::shared_ptr<engine::Model> load_model(const Args& args) { return load_checked(args, nullptr); }
+
+std::shared_ptr<engine::Model> load_model(const Args& args, engine::SessionOptions& session) {
+  return load_checked(args, [&](const engine::Model& model) { session = session_options(args, model); });
 }
 
 std::string recipe_name(const gguf::File& file) {
@@ -198,19 +218,22 @@ bool flash_attention(std::string_view word, std::string_view what, const std::st
 }
 
 void require_memory(const engine::Model& model, const engine::SessionOptions& options) {
-  if (model.backend().caps().name != "cpu") return;
+  backends::Backend& backend = model.backend();
+  const bool host = backend.caps().name == "cpu";
+  const uint64_t available =
+      host ? memory_available() : decide::usable(backend.free_bytes(), decide::kDeviceReserve);
+  if (host && available == 0) return;  // unknown
+  const decide::ModelGeometry geometry = decide::read_geometry(model.file());
   const std::vector<graph::KvSpec> specs = engine::cache_specs(model.graph().kv, options);
   const auto need = [&](int n_ctx) {
-    return double(graph::kv_total_bytes(specs, n_ctx, options.n_ubatch, options.n_seq));
+    decide::MemoryNeed need = decide::memory_need(geometry, {}, n_ctx, options.n_ubatch, host);
+    if (model.has_weights()) need.weights = 0;
+    need.kv = graph::kv_total_bytes(specs, n_ctx, options.n_ubatch, options.n_seq);
+    return need;
   };
-  const double available = double(memory_available());
-  if (available <= 0 || need(options.n_ctx) <= available) return;
-  int fits = options.n_ctx;
-  while (fits > 64 && need(fits) > available) fits -= std::max(64, fits / 16) / 64 * 64;
-  fail(ErrorCode::kNoMemory, "a context of {} needs {} for the KV cache, but {} is free; {}", options.n_ctx,
-       size_text(need(options.n_ctx)), size_text(available),
-       need(fits) <= available ? fmt::format("-c {} fits, or choose a smaller type with -ctk and -ctv", fits)
-                               : "close other programs or use a smaller model");
+  const std::string problem =
+      decide::context_refusal(options.n_ctx, available, host ? "memory" : backend.caps().device, need);
+  if (!problem.empty()) fail(ErrorCode::kNoMemory, "{}", problem);
 }
 
 engine::SessionOptions session_options(const Args& args, const engine::Model& model) {

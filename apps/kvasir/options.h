@@ -35,6 +35,8 @@ void require_backend(std::string_view backend);
 void require_backend(const Args& args);
 int thread_count(const Args& args);
 std::shared_ptr<engine::Model> load_model(const Args& args);
+// The same with the options of a session over it, which are settled (and refused) before the weights are loaded.
+std::shared_ptr<engine::Model> load_model(const Args& args, engine::SessionOptions& session);
 std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loudness,
                                           const std::string& backend = "cpu");
 // What a backend offers. Throws Error{kNoDevice} when it is not here.
@@ -56,7 +58,7 @@ bool flash_attention(std::string_view word, std::string_view what, const std::st
 // Options of a session over `model`; n_ctx resolved and checked against the memory that is free, cache types decided when
 // they are "auto" (the reason is said unless quiet).
 engine::SessionOptions session_options(const Args& args, const engine::Model& model);
-// Throws Error{kNoMemory} with required, free and the largest context that fits.
+// Throws Error{kNoMemory} with required, free and the largest context that fits; weights count until they are loaded.
 void require_memory(const engine::Model& model, const engine::SessionOptions& options);
 engine::SamplerOptions sampler_options(const Args& args);
 // Text of -p (escapes resolved) or -f; throws Error{kUsage} when there is none, or when it is not UTF-8.

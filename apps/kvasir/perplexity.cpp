@@ -45,11 +45,10 @@ Task prepare(const Args& args) {
   Task task;
   const std::string text = read_text(args.text("file"));
   require_utf8(text, args.text("file"));
-  task.model = load_model(args);
+  task.model = load_model(args, task.session);
   task.tokens = task.model->tokenizer().encode(text, false);
   if (task.model->tokenizer().add_bos())
     task.tokens.insert(task.tokens.begin(), task.model->tokenizer().bos());
-  task.session = session_options(args, *task.model);
   task.n_ctx = task.session.n_ctx;
   const int windows = int(task.tokens.size() / size_t(task.n_ctx));
   if (windows == 0)

@@ -53,10 +53,10 @@ int run(const Args& args) {
   PromptCache cache(args);
   const std::string prompt = checked_prompt(args, cache);
   const bool json = args.on("json"), quiet = loudness(args) == Loudness::kQuiet;
-  const auto model = load_model(args);
+  engine::SessionOptions cache_options;
+  const auto model = load_model(args, cache_options);
   if (args.on("chat") && !quiet) note_chat_template(*model);
   auto tokens = tokens_of(args, prompt, *model);
-  engine::SessionOptions cache_options = session_options(args, *model);
   cache.choose_types(args, *model, cache_options, quiet);
   engine::Session session(model, cache_options);
   cache.load(session, quiet);

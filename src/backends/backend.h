@@ -84,6 +84,8 @@ class Backend {
   virtual Caps caps() const = 0;
   virtual std::byte* alloc(size_t bytes) = 0;  // zeroed; throws Error{kNoMemory}
   virtual void free(std::byte* buffer) = 0;
+  // Device memory that nobody uses now; 0 where the host's memory is used, or unknown.
+  virtual uint64_t free_bytes() { return 0; }
   virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;  // `from`: device or host memory
   // The 64 rows of one KV head in wire form (Format::row_bytes each), or of an exact page as f16 in the
   // type's basis. `page` points into a buffer of alloc(), `rows` is host memory.
@@ -109,6 +111,14 @@ class Backend {
   // first and the lower token first among equals, chosen on the device; fewer when the vocabulary has fewer.
   // Empty when this backend leaves the choice to the caller (read). Valid until the next call.
   virtual std::span<const Candidate> best(Executable&, int /*output_row*/, int /*n*/) { return {}; }
+  // Steps that need not come back before the next one starts. A backend that chooses() takes, after a submit()
+  // of one wanted row, steps of one row whose token is graph::kChosenToken: the best() of the step before.
+  // At most two are queued; chosen() waits for the oldest, gives its best token, and throws as submit() does.
+  virtual bool chooses(const Executable&) const { return false; }
+  virtual void submit_ahead(Executable&, const graph::StepParams&) {
+    fail(ErrorCode::kRefused, "{}: steps cannot be queued", caps().name);
+  }
+  virtual int32_t chosen(Executable&) { fail(ErrorCode::kRefused, "{}: steps cannot be queued", caps().name); }
   // Value by name after a step, for tests ([n_rows, width]); empty when the backend did not keep it.
   virtual std::span<const float> inspect(Executable& executable, graph::ValueId value) = 0;
   virtual std::vector<TraceRow> trace(Executable& executable) = 0;

@@ -66,6 +66,29 @@ int largest_context(const ModelGeometry& g, const KvTypes& types, uint64_t budge
   return fits;
 }
 
+std::string context_refusal(int n_ctx, uint64_t available, std::string_view where,
+                            const std::function<MemoryNeed(int n_ctx)>& need) {
+  const MemoryNeed all = need(n_ctx);
+  if (all.total() <= available) return {};
+  int fits = 0, over = n_ctx;
+  while (over - fits > 1) {
+    const int middle = fits + (over - fits) / 2;
+    (need(middle).total() <= available ? fits : over) = middle;
+  }
+  if (fits >= 64) fits -= fits % 64;
+  std::string parts;
+  const auto add = [&](uint64_t bytes, std::string_view what) {
+    if (bytes > 0) parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", bytes_text(bytes), what);
+  };
+  add(all.weights, "of weights");
+  add(all.kv, "of KV cache");
+  add(all.scratch, "to work in");
+  return fmt::format("a context of {} needs {} ({}), but {} of {} can be had; {}", n_ctx, bytes_text(all.total()),
+                     parts, bytes_text(available), where,
+                     fits > 0 ? fmt::format("-c {} fits, or choose smaller types with -ctk and -ctv", fits)
+                              : "no context fits: use a smaller model or one with fewer bits a weight");
+}
+
 uint64_t usable(uint64_t total, uint64_t reserve) { return total > reserve ? total - reserve : 0; }
 
 std::string bytes_text(uint64_t bytes) {

@@ -1,6 +1,7 @@
 // Whether a model and a context fit a budget of memory, and how much context would.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -29,6 +30,11 @@ MemoryNeed memory_need(const ModelGeometry& geometry, const KvTypes& types, int 
 // The largest context up to `limit` whose need is within `budget`; 0 when not even one token fits.
 int largest_context(const ModelGeometry& geometry, const KvTypes& types, uint64_t budget, int limit,
                     int n_ubatch, bool host);
+
+// Why a context does not fit `available` bytes of `where` ("memory", a device's name): what it needs, and the
+// largest context that fits; empty when it does. `need` grows with the context.
+std::string context_refusal(int n_ctx, uint64_t available, std::string_view where,
+                            const std::function<MemoryNeed(int n_ctx)>& need);
 
 // What a device may be filled with: `total` less `reserve`, 0 at least.
 uint64_t usable(uint64_t total, uint64_t reserve);

@@ -79,22 +79,41 @@ GenerateResult generate(Session& session, int seq, std::span<const Token> prompt
   if (options.on_prompt) options.on_prompt();
 
   Stopwatch watch;
-  for (;; ) {
-    if (cancelled(options)) { result.reason = StopReason::kCancelled; break; }
-    if (options.n_predict >= 0 && result.n_generated >= options.n_predict) { result.reason = StopReason::kLimit; break; }
-    if (!options.ignore_end && tokenizer.is_end(next)) { result.reason = StopReason::kEnd; break; }
+  // Takes `next` into the text; false when nothing is to follow it.
+  const auto take = [&] {
+    const auto stop = [&](StopReason reason) {
+      result.reason = reason;
+      return false;
+    };
+    const auto limit = [&] { return options.n_predict >= 0 && result.n_generated >= options.n_predict; };
+    if (cancelled(options)) return stop(StopReason::kCancelled);
+    if (limit()) return stop(StopReason::kLimit);
+    if (!options.ignore_end && tokenizer.is_end(next)) return stop(StopReason::kEnd);
     ++result.n_generated;
     result.tokens.push_back(next);
     sampler.accept(next);
     const std::string piece = decoder.push(next);
-    if (!piece.empty() && !on_text(piece)) { result.reason = StopReason::kCancelled; break; }
-    if (options.n_predict >= 0 && result.n_generated >= options.n_predict) { result.reason = StopReason::kLimit; break; }
+    if (!piece.empty() && !on_text(piece)) return stop(StopReason::kCancelled);
+    return limit() ? stop(StopReason::kLimit) : true;
+  };
+  for (bool more = take(); more;) {
     if (session.size(seq) >= n_ctx) {
-      if (!options.context_shift) { result.reason = StopReason::kContextFull; break; }
+      if (!options.context_shift) {
+        result.reason = StopReason::kContextFull;
+        break;
+      }
       session.shift(seq, options.n_keep, std::max(1, (session.size(seq) - options.n_keep) / 2));
     }
     const Token token = next;
-    append_last({&token, 1});
+    if (n_best == 1) {
+      session.append_greedy(seq, token, n_ctx - session.size(seq), [&](Token best) {
+        next = best;
+        return more = take();
+      });
+    } else {
+      append_last({&token, 1});
+      more = take();
+    }
   }
   const std::string tail = decoder.finish();
   if (!tail.empty()) on_text(tail);

@@ -26,6 +26,7 @@ struct Model::Impl {
   std::string chat_note;
   graph::Graph graph;
   std::unique_ptr<backends::Backend> backend;
+  bool has_weights = false;
   int n_threads = 1;
   Log log;
   std::once_flag hashed;
@@ -94,6 +95,7 @@ std::shared_ptr<Model> Model::load(const LoadOptions& options) {
   m.family = text::detect_family(chat_template ? chat_template->string() : std::string_view(), fallback, m.chat, m.chat_note);
   m.backend = backends::create_backend(options.backend, m.n_threads);
   if (options.load_weights) {
+    if (options.before_upload) options.before_upload(*model);
     const auto drop = [&](const graph::Weight& weight) {
       if (weight.source < 0) return;
       gguf::TensorInfo part = m.file->tensors()[size_t(weight.source)];
@@ -101,6 +103,7 @@ std::shared_ptr<Model> Model::load(const LoadOptions& options) {
       m.file->drop(part);
     };
     m.backend->upload(m.graph, drop, options.progress);
+    m.has_weights = true;
   }
   return model;
 }
@@ -114,6 +117,7 @@ const text::ChatOptions& Model::chat_options() const { return impl_->chat; }
 const std::string& Model::chat_note() const { return impl_->chat_note; }
 const graph::Graph& Model::graph() const { return impl_->graph; }
 backends::Backend& Model::backend() const { return *impl_->backend; }
+bool Model::has_weights() const { return impl_->has_weights; }
 int Model::n_threads() const { return impl_->n_threads; }
 const Log& Model::log() const { return impl_->log; }
 

@@ -14,6 +14,8 @@
 
 namespace kvasir::engine {
 
+class Model;
+
 struct LoadOptions {
   std::string path;
   std::string backend = "cpu";
@@ -21,6 +23,8 @@ struct LoadOptions {
   bool load_weights = true;  // false: configuration and tokenizer only
   Log log;
   std::function<void(float)> progress;  // 0..1
+  // Called when everything but the weights is there: what cannot run is refused before the wait for them.
+  std::function<void(const Model&)> before_upload;
 };
 
 class Model {
@@ -39,6 +43,7 @@ class Model {
   const std::string& chat_note() const;
   const graph::Graph& graph() const;
   backends::Backend& backend() const;
+  bool has_weights() const;  // the backend has them
   int n_threads() const;
   const Log& log() const;
 

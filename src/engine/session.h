@@ -80,6 +80,11 @@ class Session {
   using OnBest = std::function<void(std::span<const backends::Candidate> best)>;
   bool append_best(int seq, std::span<const Token> tokens, int n_best, const OnBest& on_best,
                    const OnLogits& on_logits);
+  // Greedy generation: appends `first`, then each time the best next token, `n` in all. `on_chosen` gets every
+  // best token in order, before it is appended (the last never is), and ends it by returning false. It must not
+  // change the session. Where the backend can, the next step is under way by then; what on_chosen then refuses
+  // is as if it had never been there. Returns how many were appended.
+  int append_greedy(int seq, Token first, int n, const std::function<bool(Token)>& on_chosen);
   // One token for each of several sequences in one step; logits of each.
   struct SeqToken {
     int seq;

@@ -107,9 +107,12 @@ struct Graph {
   int n_vocab = 0;
 };
 
+// In place of a row's token: the one that the step before chose (backends::Backend::submit_ahead).
+inline constexpr int32_t kChosenToken = -1;
+
 // One row of a step.
 struct Row {
-  int32_t token = 0;
+  int32_t token = 0;  // or kChosenToken
   int32_t pos = 0;
   int32_t seq = 0;
   uint32_t want_logits = 0;

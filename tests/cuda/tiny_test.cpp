@@ -158,6 +158,38 @@ TEST(CudaTiny, CandidatesAreTheBestLogits) {
   }
 }
 
+// Steps that start before their token is known, over page boundaries and past the window, and one that is
+// taken back: the same tokens and the same cache as one step after the other.
+TEST(CudaTiny, GreedyStepsAheadEqualStepsOneByOne) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
+  auto ids = reference().array<Token>("long.ids");
+  ids.resize(500);
+  for (const DType type : {DType::f16, DType::q8_0, DType::tbq4_h, DType::tbq3_ht}) {
+    const char* name = formats::require(type).name.data();
+    Session ahead(model, session_options(type)), steps(model, session_options(type));
+    for (Session* s : {&ahead, &steps}) s->append(0, ids, Want::kNone, nullptr);
+    std::vector<Token> chosen, expected;
+    for (const int n : {1, 2, 3, 90, 130, 64}) {  // each ends with a step that was under way and is taken back
+      const Token first = chosen.empty() ? ids[0] : chosen.back();
+      int calls = 0;
+      ahead.append_greedy(0, first, 200, [&](Token t) { return chosen.push_back(t), ++calls < n; });
+      Token next = first;
+      for (int i = 0; i < n; ++i) {
+        steps.append_best(
+            0, std::span(&next, 1), 1,
+            [&](std::span<const backends::Candidate> best) { next = best.front().token; },
+            [](int, std::span<const float>) { FAIL() << "the device did not choose"; });
+        expected.push_back(next);
+      }
+      ASSERT_EQ(chosen, expected) << name << " after " << n;
+      ASSERT_EQ(ahead.size(), steps.size()) << name << " after " << n;
+      ASSERT_EQ(state_of(ahead), state_of(steps)) << name << " after " << n;
+    }
+    EXPECT_EQ(next_logits(ahead, chosen.back()), next_logits(steps, chosen.back())) << name;
+  }
+}
+
 TEST(CudaTiny, SampledTextIsTheHostsForItsLogits) {
   KVASIR_NEEDS_CUDA();
   const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");

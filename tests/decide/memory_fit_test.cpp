@@ -60,6 +60,17 @@ TEST(MemoryNeed, TheHostLeavesThePerLayerTableInTheFile) {
             g.table_bytes);
 }
 
+TEST(ContextRefusal, NamesNeedPlaceAndTheLargestContextThatFits) {
+  const auto need = [](int n_ctx) { return MemoryNeed{uint64_t(4) << 30, uint64_t(n_ctx) << 20, 1 << 20}; };
+  EXPECT_EQ(context_refusal(1023, uint64_t(5) << 30, "memory", need), "");
+  EXPECT_EQ(context_refusal(4096, uint64_t(5) << 30, "NVIDIA H200", need),
+            "a context of 4096 needs 8.00 GiB (4.00 GiB of weights, 4.00 GiB of KV cache, 1.00 MiB to work in), "
+            "but 5.00 GiB of NVIDIA H200 can be had; -c 960 fits, or choose smaller types with -ctk and -ctv");
+  EXPECT_NE(context_refusal(4096, (uint64_t(4) << 30) + (30 << 20), "memory", need).find("-c 29 fits"),
+            std::string::npos);
+  EXPECT_NE(context_refusal(4096, uint64_t(4) << 30, "memory", need).find("no context fits"), std::string::npos);
+}
+
 TEST(Usable, LeavesTheReserve) {
   EXPECT_EQ(usable(1000, 300), 700u);
   EXPECT_EQ(usable(300, 300), 0u);

@@ -220,6 +220,31 @@ TEST(Session, GenerationGoesOnPastTheContextWithShift) {
   EXPECT_EQ(result.n_generated, 400);
 }
 
+TEST(Session, GreedyAppendsWhatWasAcceptedAndNothingElse) {
+  const auto ids = prompt(50);
+  Session s(tiny(), session_options()), steps(tiny(), session_options());
+  last_logits(s, 0, ids, 512);
+  last_logits(steps, 0, ids, 512);
+  std::vector<Token> chosen, expected;
+  EXPECT_EQ(s.append_greedy(0, ids[0], 30, [&](Token t) { return chosen.push_back(t), true; }), 30);
+  Token next = ids[0];
+  for (int i = 0; i < 30; ++i) {
+    steps.append(0, std::span(&next, 1), Want::kLast, [&](int, std::span<const float> logits) {
+      next = Token(std::ranges::max_element(logits) - logits.begin());
+    });
+    expected.push_back(next);
+  }
+  EXPECT_EQ(chosen, expected);
+  EXPECT_EQ(s.size(), 80);
+  EXPECT_TRUE(std::ranges::equal(s.tokens(0), steps.tokens(0)));
+  int calls = 0;
+  EXPECT_EQ(s.append_greedy(0, chosen.back(), 30, [&](Token) { return ++calls < 5; }), 5);
+  EXPECT_EQ(s.size(), 85);
+  EXPECT_THROW(s.append_greedy(0, -1, 1, [](Token) { return true; }), Error);
+  EXPECT_THROW(s.append_greedy(0, ids[0], 100000, [](Token) { return true; }), Error);
+  EXPECT_EQ(s.size(), 85);
+}
+
 TEST(Session, ContextFullIsAClearRefusalAndLosesNothing) {
   const auto ids = prompt(120);
   Session s(tiny(), session_options(DType::f16, 128));

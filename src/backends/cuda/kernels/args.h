@@ -137,6 +137,7 @@ struct StepView {
   const SequenceInfo* sequences = nullptr;
   const int32_t* tables = nullptr;
   int table_stride = 0;
+  const uint64_t* chosen = nullptr;  // key of the token that the step before chose (graph::kChosenToken)
 };
 
 // One KV cache on the device.

@@ -78,9 +78,12 @@ CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& w
   out_rows_at_ = 16 + n_seq * sizeof(SequenceInfo);
   rows_at_ = (out_rows_at_ + size_t(max_rows_) * sizeof(int32_t) + 15) / 16 * 16;
   params_bytes_ = rows_at_ + size_t(max_rows_) * sizeof(graph::Row);
-  params_host_ = Memory(params_bytes_, Place::kHost, "allocating step parameters");
-  params_ = Memory(params_bytes_, Place::kDevice, "allocating step parameters");
-  fault_host_ = Memory(16, Place::kHost, "allocating step parameters");
+  for (Slot& slot : slots_) {
+    slot.params_host = Memory(params_bytes_, Place::kHost, "allocating step parameters");
+    slot.params = Memory(params_bytes_, Place::kDevice, "allocating step parameters");
+    slot.outcome = Memory(16, Place::kHost, "allocating step parameters");
+    check(cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming), "creating an event");
+  }
   int n_pages = 64;
   for (int pages : kv_buffers_.n_pages) n_pages = std::max(n_pages, pages / int(n_seq) + 1);
   prepare_kv();
@@ -318,7 +321,6 @@ size_t CudaExecutable::add_heads(size_t at) {
          int(graph_.ops[at].kind), args.layer);
   if (kv >= 0) args.kv = kv_[size_t(kv)];
   args.kv.head_dim = args.head_dim;
-  args.fault = params_.as<int32_t>();
   args.n_jobs = int(made.size());
   node.stores = kv >= 0;
   std::vector<ValueId> touches;
@@ -343,6 +345,7 @@ size_t CudaExecutable::add_heads(size_t at) {
 
 HeadArgs CudaExecutable::head_args(const HeadsNode& heads) const {
   HeadArgs args = heads.args;
+  args.fault = slot().params.as<int32_t>();
   for (size_t j = 0; j < heads.made.size(); ++j) {
     const HeadsNode::Made& m = heads.made[j];
     args.jobs[j] = m.job;
@@ -368,7 +371,6 @@ bool CudaExecutable::add_near(const Op& op, NearArgs& near) {
   near.scale = op.scale;
   near.softcap = op.softcap;
   near.output_rows = set_of(op.out) == graph::RowSet::kOutput;
-  near.heads.fault = params_.as<int32_t>();
   near.heads.layer = op.layer;
   if (!has_near(near)) return false;
   const auto it = heads_of_.find(op.in[0]);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "backends/cuda/kernels/weights/weights.h"
@@ -29,6 +30,25 @@ std::string driver_text() {
   return fmt::format("CUDA {}.{}, runtime {}.{}", driver / 1000, driver % 1000 / 10, runtime / 1000,
                      runtime % 1000 / 10);
 }
+
+// Counts the backends that are alive: the device can be reset when there are none.
+class Alive {
+ public:
+  Alive() {
+    const std::lock_guard guard(lock_);
+    if (n_++ == 0) revive_device();
+  }
+  ~Alive() {
+    const std::lock_guard guard(lock_);
+    --n_;
+  }
+  Alive(const Alive&) = delete;
+  Alive& operator=(const Alive&) = delete;
+
+ private:
+  static inline std::mutex lock_;
+  static inline int n_ = 0;
+};
 
 class CudaBackend final : public backends::Backend {
  public:
@@ -70,6 +90,11 @@ class CudaBackend final : public backends::Backend {
     cudaStreamSynchronize(stream_);
     buffers_.erase(buffer);
   }
+  uint64_t free_bytes() override {
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "asking for free memory");
+    return free;
+  }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "copying a cache page");
   }
@@ -100,6 +125,15 @@ class CudaBackend final : public backends::Backend {
                                             int n) override {
     return static_cast<CudaExecutable&>(executable).best(output_row, n);
   }
+  bool chooses(const backends::Executable& executable) const override {
+    return static_cast<const CudaExecutable&>(executable).chooses();
+  }
+  void submit_ahead(backends::Executable& executable, const graph::StepParams& step) override {
+    static_cast<CudaExecutable&>(executable).run_ahead(step);
+  }
+  int32_t chosen(backends::Executable& executable) override {
+    return static_cast<CudaExecutable&>(executable).chosen();
+  }
   std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
     return static_cast<CudaExecutable&>(executable).inspect(value);
   }
@@ -108,6 +142,7 @@ class CudaBackend final : public backends::Backend {
   }
 
  private:
+  Alive alive_;  // first: it outlives what is on the device
   cudaDeviceProp device_{};
   cudaStream_t stream_ = nullptr;
   DeviceWeights weights_;

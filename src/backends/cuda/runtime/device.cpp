@@ -4,6 +4,37 @@
 
 namespace kvasir::cuda {
 
+namespace {
+
+// After these every call of the process fails until the device is reset.
+bool lost(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorExternalDevice: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+void revive_device() {
+  if (!lost(cudaDeviceSynchronize())) return;
+  cudaDeviceReset();
+  (void)cudaGetLastError();
+}
+
 void check(cudaError_t status, std::string_view doing) {
   if (status == cudaSuccess) return;
   if (status == cudaErrorMemoryAllocation) {
@@ -12,6 +43,10 @@ void check(cudaError_t status, std::string_view doing) {
     fail(ErrorCode::kNoMemory, "CUDA, {}: the device has no memory left ({:.1f} of {:.1f} GB free)", doing,
          double(free) / 1e9, double(total) / 1e9);
   }
+  if (lost(status))
+    fail(ErrorCode::kFailed,
+         "CUDA, {}: the device was lost: {} ({}); what it held is gone: release the model and load it again", doing,
+         cudaGetErrorString(status), cudaGetErrorName(status));
   fail(ErrorCode::kFailed, "CUDA, {}: {} ({})", doing, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 

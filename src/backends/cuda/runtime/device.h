@@ -11,6 +11,10 @@ namespace kvasir::cuda {
 // Throws Error{kFailed}, or kNoMemory, with what was being done and the vendor's text.
 void check(cudaError_t status, std::string_view doing);
 
+// Makes a device usable again that an error has taken from this process. Everything on it is gone: nobody may
+// hold memory, streams or graphs there.
+void revive_device();
+
 // Device memory (contents undefined) or page-locked host memory.
 enum class Place { kDevice, kHost };
 class Memory {

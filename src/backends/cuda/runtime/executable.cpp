@@ -17,6 +17,8 @@ CudaExecutable::~CudaExecutable() {
   cudaStreamSynchronize(stream_);
   for (const auto& [key, exec] : graphs_)
     if (exec) cudaGraphExecDestroy(exec);
+  for (const Slot& slot : slots_)
+    if (slot.done) cudaEventDestroy(slot.done);
 }
 
 Launch CudaExecutable::next() {
@@ -26,8 +28,9 @@ Launch CudaExecutable::next() {
 }
 
 StepView CudaExecutable::step_view() const {
-  const std::byte* base = params_.as<std::byte>();
+  const std::byte* base = slot().params.as<std::byte>();
   StepView view;
+  view.chosen = slots_[1 - slot_].params.as<uint64_t>() + 1;
   view.rows = reinterpret_cast<const graph::Row*>(base + rows_at_);
   view.out_rows = reinterpret_cast<const int32_t*>(base + out_rows_at_);
   view.sequences = reinterpret_cast<const SequenceInfo*>(base + 16);
@@ -43,7 +46,7 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
   if (int(step.sequences.size()) > std::max(1, decisions_.n_seq))
     fail(ErrorCode::kFailed, "a step has {} sequences; this executable takes {}", step.sequences.size(),
          decisions_.n_seq);
-  std::byte* base = params_host_.as<std::byte>();
+  std::byte* base = slot().params_host.as<std::byte>();
   int32_t* fault = reinterpret_cast<int32_t*>(base);
   fault[0] = fault[1] = -1;
   fault[2] = fault[3] = 0;  // the best key
@@ -66,7 +69,7 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
     seen[size_t(row.seq)] = true;
     if (row.pos >= kNearKeys) rows.all_near = false;
   }
-  step_rows_.assign(step.rows.begin(), step.rows.end());
+  slot().rows.assign(step.rows.begin(), step.rows.end());
 }
 
 void CudaExecutable::grow_tables(int n_pages) {
@@ -129,20 +132,20 @@ void CudaExecutable::encode_step(const Rows& rows) {
 
 void CudaExecutable::enqueue(const Rows& rows) {
   const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
-  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_),
+  check(cudaMemcpyAsync(slot().params.as(), slot().params_host.as(), bytes, cudaMemcpyHostToDevice, stream_),
         "uploading step parameters");
   may_overlap_ = false;
   half_of_ = kNone;
   for (const Node& node : nodes_) node.run(rows);
   encode_step(rows);
   if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
-  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 16, cudaMemcpyDeviceToHost, stream_),
+  check(cudaMemcpyAsync(slot().outcome.as(), slot().params.as(), 16, cudaMemcpyDeviceToHost, stream_),
         "reading the step's outcome");
 }
 
 void CudaExecutable::enqueue_traced(const Rows& rows) {
   const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
-  check(cudaMemcpyAsync(params_.as(), params_host_.as(), bytes, cudaMemcpyHostToDevice, stream_),
+  check(cudaMemcpyAsync(slot().params.as(), slot().params_host.as(), bytes, cudaMemcpyHostToDevice, stream_),
         "uploading step parameters");
   half_of_ = kNone;
   std::vector<cudaEvent_t> events(nodes_.size() + 2);
@@ -157,7 +160,7 @@ void CudaExecutable::enqueue_traced(const Rows& rows) {
     }
   }
   check(cudaEventRecord(events.back(), stream_), "recording an event");
-  check(cudaMemcpyAsync(fault_host_.as(), params_.as(), 16, cudaMemcpyDeviceToHost, stream_),
+  check(cudaMemcpyAsync(slot().outcome.as(), slot().params.as(), 16, cudaMemcpyDeviceToHost, stream_),
         "reading the step's outcome");
   check(cudaStreamSynchronize(stream_), "running a step");
   trace_.clear();
@@ -174,7 +177,7 @@ void CudaExecutable::enqueue_traced(const Rows& rows) {
   for (cudaEvent_t event : events) cudaEventDestroy(event);
 }
 
-void CudaExecutable::run(const graph::StepParams& step) {
+void CudaExecutable::start(const graph::StepParams& step) {
   write_params(step, rows_);
   write_tables(step);
   logits_n_ = 0;
@@ -184,7 +187,8 @@ void CudaExecutable::run(const graph::StepParams& step) {
     enqueue(rows_);
   } else {
     // The first step of a kind runs as it is (kernels are loaded then), the second is captured.
-    const auto key = std::make_tuple(rows_.all, rows_.out, rows_.own_pages, rows_.shifted, rows_.all_near);
+    const auto key =
+        std::make_tuple(slot_, rows_.all, rows_.out, rows_.own_pages, rows_.shifted, rows_.all_near);
     const auto it = graphs_.find(key);
     if (it == graphs_.end()) {
       enqueue(rows_);
@@ -203,15 +207,61 @@ void CudaExecutable::run(const graph::StepParams& step) {
     }
   }
   check(cudaGetLastError(), "launching a step");
+}
+
+void CudaExecutable::run(const graph::StepParams& step) {
+  settle();
+  start(step);
   check(cudaStreamSynchronize(stream_), "running a step");
   if (rows_.out > 0 && rows_.out <= kMaxMatvecRows) logits_first_ = 0, logits_n_ = rows_.out;
   logits_read_.assign(size_t(std::max(rows_.out, 1)), false);
-  const int32_t* fault = fault_host_.as<int32_t>();
-  if (fault[0] >= 0)
-    fail(ErrorCode::kFailed,
-         "layer {}: the key or value of token {} at position {} is not finite or overflows the cache type; "
-         "f32 or bf16 caches hold a wider range",
-         fault[0], step_rows_[size_t(fault[1])].token, step_rows_[size_t(fault[1])].pos);
+  check_outcome(slot());
+}
+
+void CudaExecutable::check_outcome(const Slot& slot) const {
+  const int32_t* fault = slot.outcome.as<int32_t>();
+  if (fault[0] < 0) return;
+  const graph::Row& row = slot.rows[size_t(fault[1])];
+  const int token =
+      row.token == graph::kChosenToken
+          ? key_token((&slot == &slots_[0] ? slots_[1] : slots_[0]).outcome.as<uint64_t>()[1])
+          : row.token;
+  fail(ErrorCode::kFailed,
+       "layer {}: the key or value of token {} at position {} is not finite or overflows the cache type; "
+       "f32 or bf16 caches hold a wider range",
+       fault[0], token, row.pos);
+}
+
+void CudaExecutable::settle() {
+  while (n_ahead_ > 0) chosen();
+}
+
+bool CudaExecutable::chooses() const {
+  return logits_op_ && !decisions_.trace && can_stream(logits_product(1));
+}
+
+void CudaExecutable::run_ahead(const graph::StepParams& step) {
+  if (step.rows.size() != 1 || !chooses() || n_ahead_ == 2)
+    fail(ErrorCode::kFailed, "a step of {} rows cannot be queued behind {}", step.rows.size(), n_ahead_);
+  slot_ = 1 - slot_;
+  start(step);
+  check(cudaEventRecord(slot().done, stream_), "recording an event");
+  ++n_ahead_;
+  logits_first_ = 0, logits_n_ = 1;
+  logits_read_.assign(1, false);
+}
+
+int CudaExecutable::chosen() {
+  if (n_ahead_ == 0) fail(ErrorCode::kFailed, "no step is queued");
+  const Slot& oldest = slots_[n_ahead_ == 2 ? 1 - slot_ : slot_];
+  check(cudaEventSynchronize(oldest.done), "running a step");
+  --n_ahead_;
+  if (oldest.outcome.as<int32_t>()[0] >= 0) {  // what was queued after it went on from nonsense
+    check(cudaStreamSynchronize(stream_), "running a step");
+    n_ahead_ = 0;
+  }
+  check_outcome(oldest);
+  return key_token(oldest.outcome.as<uint64_t>()[1]);
 }
 
 void CudaExecutable::to_half(ValueId v, int n_rows) {
@@ -336,7 +386,7 @@ void CudaExecutable::run_logits(int first, int n) {
   if (rows_.out <= kMaxMatvecRows) {
     const MatvecArgs args = logits_product(n);
     if (n == 1 && can_stream(args))
-      stream_matvec(next(), {args, {}, params_.as<uint64_t>() + 1});
+      stream_matvec(next(), {args, {}, slot().params.as<uint64_t>() + 1});
     else
       matvec(next(), args);
     return;
@@ -383,6 +433,7 @@ const float* CudaExecutable::logits_on_device(int output_row) {
 }
 
 std::span<const float> CudaExecutable::logits(int output_row) {
+  settle();
   logits_on_device(output_row);
   const size_t n_vocab = size_t(graph_.n_vocab), row_bytes = n_vocab * sizeof(float);
   const int capacity = int(logits_.size() / row_bytes);
@@ -410,8 +461,9 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
     fail(ErrorCode::kFailed, "{} candidates were asked for; 1 to {} can be chosen", n,
          backends::kMaxCandidates);
   n = std::min(n, graph_.n_vocab);
+  settle();
   // The step of one row has chosen the first already.
-  if (const uint64_t key = fault_host_.as<uint64_t>()[1];
+  if (const uint64_t key = slot().outcome.as<uint64_t>()[1];
       n == 1 && rows_.out == 1 && output_row == 0 && key != 0) {
     candidates_ = {{key_logit(key), key_token(key)}};
     return candidates_;

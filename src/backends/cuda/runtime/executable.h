@@ -31,6 +31,11 @@ class CudaExecutable final : public backends::Executable {
   std::vector<std::string> describe() const override;
   // Ends when the device has run the step: a value that the cache cannot hold is an error of this step.
   void run(const graph::StepParams& step);
+  // Steps of one row whose token (graph::kChosenToken) is the one that the step before them chose: they are
+  // queued, at most two, and chosen() waits for the oldest.
+  bool chooses() const;
+  void run_ahead(const graph::StepParams& step);
+  int chosen();
   std::span<const float> logits(int output_row);
   std::span<const backends::Candidate> best(int output_row, int n);
   std::span<const float> inspect(graph::ValueId value);
@@ -54,6 +59,13 @@ class CudaExecutable final : public backends::Executable {
     std::vector<graph::ValueId> touches;  // for the memory plan
     std::function<void(const Rows&)> run;
     double bytes = 0;  // of weights read
+  };
+  // What one step brings and leaves; two, because one can be written while the other is on its way.
+  struct Slot {
+    Memory params_host, params;
+    Memory outcome;  // the first 16 bytes of params after the step: fault, key of the greatest logit
+    std::vector<graph::Row> rows;
+    cudaEvent_t done = nullptr;
   };
   // A launch that makes heads. An attention node right after it can make them itself (runs_near).
   struct HeadsNode {
@@ -109,6 +121,11 @@ class CudaExecutable final : public backends::Executable {
   void size_attention();
 
   // executable.cpp
+  void start(const graph::StepParams& step);
+  const Slot& slot() const { return slots_[size_t(slot_)]; }
+  Slot& slot() { return slots_[size_t(slot_)]; }
+  void settle();  // waits for what is queued
+  void check_outcome(const Slot& slot) const;
   void write_params(const graph::StepParams& step, Rows& rows);
   void write_tables(const graph::StepParams& step);
   void grow_tables(int n_pages);
@@ -160,13 +177,14 @@ class CudaExecutable final : public backends::Executable {
   graph::ValueId half_of_ = graph::kNone;  // whose rows half_ holds while a step is enqueued
   const graph::Op* logits_op_ = nullptr;
 
-  Memory params_host_, params_, tables_host_, tables_, fault_host_;
+  Slot slots_[2];
+  int slot_ = 0, n_ahead_ = 0;
+  Memory tables_host_, tables_;
   size_t params_bytes_ = 0, out_rows_at_ = 0, rows_at_ = 0;
   int table_stride_ = 0;
   bool may_overlap_ = false;
-  std::map<std::tuple<int, int, bool, bool, bool>, cudaGraphExec_t> graphs_;  // null: seen once
+  std::map<std::tuple<int, int, int, bool, bool, bool>, cudaGraphExec_t> graphs_;  // null: seen once
   Rows rows_;
-  std::vector<graph::Row> step_rows_;
   Memory logits_, logits_host_;
   Memory keys_, keys_host_;  // of best(): two buffers on the device, the result here
   std::vector<backends::Candidate> candidates_;

@@ -19,6 +19,6 @@ inline float key_logit(uint64_t key) {
                  bits = ordered & 0x80000000u ? ordered ^ 0x80000000u : ~ordered;
   return __builtin_bit_cast(float, bits);
 }
-inline int32_t key_token(uint64_t key) { return int32_t(~uint32_t(key)); }
+constexpr int32_t key_token(uint64_t key) { return int32_t(~uint32_t(key)); }
 
 }  // namespace kvasir::cuda

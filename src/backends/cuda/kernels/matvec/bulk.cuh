@@ -1,4 +1,5 @@
-// Bulk copies into shared memory and the barriers that count their bytes (sm_90 and later).
+// Bulk copies into shared memory and the barriers that count their bytes: of sm_90. A build for less has traps
+// in their place, and no kernel with them is launched there (has_sm90_kernels).
 #pragma once
 #include <cstdint>
 
@@ -6,6 +7,7 @@
 
 namespace kvasir::cuda {
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void init_barrier(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
@@ -41,5 +43,13 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes,
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+#else
+__device__ inline void init_barrier(uint64_t*, int) { __trap(); }
+__device__ inline void publish_barriers() { __trap(); }
+__device__ inline void arrive(uint64_t*) { __trap(); }
+__device__ inline void arrive_expecting(uint64_t*, int) { __trap(); }
+__device__ inline void wait_barrier(uint64_t*, int) { __trap(); }
+__device__ inline void copy_bulk(void*, const void*, int, uint64_t*) { __trap(); }
+#endif
 
 }  // namespace kvasir::cuda

@@ -1,3 +1,4 @@
+#include "backends/cuda/kernels/choose/choose.h"
 #include "backends/cuda/kernels/weights/decode.cuh"
 #include "backends/cuda/kernels/weights/weights.h"
 
@@ -197,11 +198,16 @@ __global__ void expand_kernel(MatrixView w, int first, int64_t n, __half* to) {
   *reinterpret_cast<int4*>(to + at) = *reinterpret_cast<const int4*>(out);
 }
 
+__device__ __forceinline__ int token_of(const StepView& step, int row) {
+  const int token = step.rows[row].token;
+  return token == graph::kChosenToken ? key_token(*step.chosen) : token;
+}
+
 __global__ void embed_kernel(MatrixView table, StepView step, float scale, float* out) {
   let_next_start();
   wait_for_inputs();
   const int r = blockIdx.y, i = int(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < table.n_in) out[int64_t(r) * table.n_in + i] = weight_at(table, step.rows[r].token, i) * scale;
+  if (i < table.n_in) out[int64_t(r) * table.n_in + i] = weight_at(table, token_of(step, r), i) * scale;
 }
 
 __global__ void per_layer_kernel(PerLayerArgs a, StepView step) {
@@ -209,7 +215,7 @@ __global__ void per_layer_kernel(PerLayerArgs a, StepView step) {
   let_next_start();
   wait_for_inputs();
   const int r = blockIdx.y, begin = int(blockIdx.x) * a.group;
-  const int token = step.rows[a.output_rows ? step.out_rows[r] : r].token;
+  const int token = token_of(step, a.output_rows ? step.out_rows[r] : r);
   float* x = a.x + int64_t(r) * a.width + begin;
   float sum = 0;
   for (int i = int(threadIdx.x); i < a.group; i += int(blockDim.x)) {

@@ -1,0 +1,91 @@
+// Greedy generation, a step ahead of the host where the backend chooses tokens itself.
+#include <algorithm>
+
+#include "engine/session_impl.h"
+
+namespace kvasir::engine {
+
+using graph::kPageTokens;
+
+// Can a step at `pos` be undone, so that it may run before it is known to be wanted? Not when it fills a page
+// (that is encoded), begins one, or lets go of a page that the window before it still needs.
+bool Session::Impl::may_undo(int pos) const {
+  if (pos % kPageTokens == 0 || pos % kPageTokens == kPageTokens - 1) return false;
+  return std::ranges::all_of(graph.kv, [&](const graph::KvSpec& spec) {
+    const auto first_page = [&](int p) { return std::max(0, p - spec.window + 1) / kPageTokens; };
+    return spec.window == 0 || first_page(pos) == first_page(pos - 1);
+  });
+}
+
+// Appends one token and waits; the best token after it.
+Token Session::Impl::append_known(int seq, Token token) {
+  std::vector<Token>& stored = tokens[size_t(seq)];
+  const int pos = int(stored.size());
+  rows.assign(1, {token, pos, seq, 1});
+  cache->begin_step();
+  cache->reserve(seq, pos, pos + 1);
+  submit();
+  stored.push_back(token);
+  backends::Backend& backend = model->backend();
+  if (const auto best = backend.best(*executable, 0, 1); !best.empty()) return best.front().token;
+  const std::span<const float> logits = backend.read(*executable, 0);
+  return Token(std::ranges::max_element(logits) - logits.begin());  // first of equals: the lower token
+}
+
+// After append_known() gave `next`, which on_chosen has not seen: steps that start before their token is known
+// here. Ends where a step cannot be undone, with `next` accepted but not appended, or when on_chosen ends it
+// (`more` is false then).
+int Session::Impl::append_ahead(int seq, Token& next, int n, const std::function<bool(Token)>& on_chosen,
+                                bool& more) {
+  backends::Backend& backend = model->backend();
+  std::vector<Token>& stored = tokens[size_t(seq)];
+  int queued = 0, appended = 0;
+  const auto queue = [&] {
+    const int pos = int(stored.size()) + queued;
+    if (appended + queued == n || !may_undo(pos)) return;
+    rows.assign(1, {graph::kChosenToken, pos, seq, 1});
+    cache->begin_step();
+    cache->reserve(seq, pos, pos + 1);
+    backend.submit_ahead(*executable, {rows, cache->views()});
+    ++queued;
+  };
+  const auto drain = [&] {
+    try {
+      for (; queued > 0; --queued) backend.chosen(*executable);
+    } catch (const Error&) {  // of a step that nobody asked for
+    }
+    cache->truncate(seq, int(stored.size()));
+  };
+  queue();
+  while ((more = on_chosen(next)) && queued > 0) {
+    queue();
+    const Token accepted = next;
+    --queued;
+    next = backend.chosen(*executable);
+    stored.push_back(accepted);
+    ++appended;
+  }
+  drain();
+  return appended;
+}
+
+int Session::append_greedy(int seq, Token first, int n, const std::function<bool(Token)>& on_chosen) {
+  Impl& s = *impl_;
+  s.sequence(seq);
+  s.check_token(first);
+  s.check_room(seq, size_t(std::max(n, 0)));
+  const bool ahead = s.model->backend().chooses(*s.executable);
+  bool more = true;
+  int appended = 0;
+  for (Token next = first; more && appended < n;) {
+    next = s.append_known(seq, next);
+    ++appended;
+    if (ahead)
+      appended += s.append_ahead(seq, next, n - appended, on_chosen, more);
+    else
+      more = on_chosen(next);
+  }
+  return appended;
+}
+
+}  // namespace kvasir::engine
