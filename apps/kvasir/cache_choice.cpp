@@ -100,16 +100,19 @@ SessionEvidence::SessionEvidence(const engine::Session& session, bool allow_unve
   const std::string backend = session.model().backend().caps().name;
   const decide::Here here = here_of(backend);
   std::optional<decide::Proof> proof;
-  if (const auto record = stored_record(backend, here)) proof = decide::summarise(*record, here);
+  const auto& given = session.options().kv.tcq;
+  auto record = stored_record(backend, here, given ? given->hash : "");
+  const bool same_table = !given || record;  // a record proves the table that it was made with
+  if (!record) record = stored_record(backend, here);
+  if (record) proof = decide::summarise(*record, here);
   const std::vector<AttentionUse> uses = uses_of(session);
   if (proof) refuse_wrong(*proof, uses, allow_unverified);
   std::vector<AttentionUse> unproved;
-  const bool own_table = !session.options().kv.tcq;  // a given one is not what the record was made with
   const auto by_table = [](const AttentionUse& use) {
     return use.k == DType::tbq3_tcq || use.v == DType::tbq3_tcq;
   };
   for (const AttentionUse& use : uses)
-    if ((!proof || !proof->valid || !covered(*proof, use) || (by_table(use) && !own_table)) &&
+    if ((!proof || !proof->valid || !covered(*proof, use) || (by_table(use) && !same_table)) &&
         std::ranges::find(unproved, use) == unproved.end())
       unproved.push_back(use);
   app::self_check(backend, here.device, session.model().n_threads(), unproved, &self_check_);

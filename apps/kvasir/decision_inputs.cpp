@@ -80,6 +80,7 @@ decide::RowInputs live_row(const std::string& backend, int threads) {
 std::vector<decide::RowInputs> row_inputs(int threads, bool all_records) {
   std::vector<decide::StoredRecord> stored;
   if (all_records && !evidence_folder().empty()) stored = decide::stored_records(evidence_folder());
+  std::erase_if(stored, [](const auto& s) { return s.record && !s.record->tcq_table.empty(); });
   std::vector<decide::RowInputs> rows;
   const auto known = backends::known_backends();
   for (const std::string_view row : decide::row_names()) {

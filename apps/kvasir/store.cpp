@@ -119,12 +119,14 @@ std::string store_quality(const decide::QualityTable& t) {
   return path;
 }
 
-std::optional<decide::Evidence> stored_record(const std::string& backend, const decide::Here& here) {
+std::optional<decide::Evidence> stored_record(const std::string& backend, const decide::Here& here,
+                                              const std::string& tcq_table) {
   decide::Evidence key;
   key.backend = backend;
   key.kernel_hash = here.kernel_hash;
   key.device = here.device;
   key.device_uuid = here.device_uuid;
+  key.tcq_table = tcq_table;
   return stored<decide::Evidence>(path_in("evidence", decide::record_name(key)), decide::from_json);
 }
 

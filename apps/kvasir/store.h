@@ -29,8 +29,10 @@ std::string store_machine(const decide::MachineTable& table);
 std::string store_quality(const decide::QualityTable& table);
 std::string store_speed(const decide::SpeedTable& table);
 
-// The record of these kernels on this device, if one is stored.
-std::optional<decide::Evidence> stored_record(const std::string& backend, const decide::Here& here);
+// The record of these kernels on this device, if one is stored. `tcq_table`: hash of the table of tbq3_tcq
+// that it was made with; empty: Kvasir's own.
+std::optional<decide::Evidence> stored_record(const std::string& backend, const decide::Here& here,
+                                              const std::string& tcq_table = "");
 
 // Whole files. read_file throws Error{kBadFile}; write_file writes beside and renames, throws Error{kFailed}.
 std::string read_file(const std::string& path);

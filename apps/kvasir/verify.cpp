@@ -111,11 +111,13 @@ Evidence verify_backend(const Args& args, const std::string& backend, const std:
   options.full = args.on("full");
   options.n_threads = thread_count(args);
   options.model = model;
+  options.tcq = tcq_table(args);
   const bool json = args.on("json");
   const decide::Here machine = here_of(backend);
   if (!json)
-    print(fmt::format("{}: {}, {} thread{}, kernels {}\n", backend, machine.device, options.n_threads,
-                      options.n_threads == 1 ? "" : "s", kernel_hash(backend).substr(0, 12)));
+    print(fmt::format("{}: {}, {} thread{}, kernels {}{}\n", backend, machine.device, options.n_threads,
+                      options.n_threads == 1 ? "" : "s", kernel_hash(backend).substr(0, 12),
+                      options.tcq ? ", table of tbq3_tcq " + options.tcq->hash.substr(0, 12) : ""));
   Progress progress("verifying");
   size_t n_done = 0;
   const size_t n_groups = options.groups.empty() ? verify::groups().size() : options.groups.size();
@@ -140,6 +142,7 @@ Evidence verify_backend(const Args& args, const std::string& backend, const std:
   e.model_sha256 = file_hash(model);
   e.compiler = compiler_text(backend);
   e.flags = build_info::kFlags;
+  if (options.tcq) e.tcq_table = options.tcq->hash;
   e.threads = options.n_threads;
   e.seconds = outcome.seconds;
   e.checks = outcome.checks;
@@ -219,8 +222,9 @@ std::vector<std::string> doubts_here(const Evidence& e) {
 int check_record(const std::string& path) {
   const Evidence e = decide::load_record(path);
   const std::vector<std::string> against = doubts_here(e);
-  print(fmt::format("{}: {} on {}, {}, {}/{} passed, kernels {}\n", path, e.backend, e.device, e.date,
-                    e.passed(), e.passed() + e.failed(), e.kernel_hash.substr(0, 12)));
+  print(fmt::format("{}: {} on {}, {}, {}/{} passed, kernels {}{}\n", path, e.backend, e.device, e.date,
+                    e.passed(), e.passed() + e.failed(), e.kernel_hash.substr(0, 12),
+                    e.tcq_table.empty() ? "" : ", table of tbq3_tcq " + e.tcq_table.substr(0, 12)));
   for (const std::string& doubt : against) print("  " + doubt + "\n");
   print(against.empty() ? "valid: it proves this program's kernels on this device\n" : "not valid here\n");
   flush_out();
@@ -300,7 +304,8 @@ int verify(const Args& args) {
   const int modes = args.on("list") + args.on("forget") + args.given("check") + args.given("fixtures");
   if (modes > 1) fail(ErrorCode::kUsage, "--list, --forget, --check and --fixtures exclude each other");
   if (args.given("fixtures")) return check_fixtures(args);
-  if (args.given("tcq-table")) fail(ErrorCode::kUsage, "--tcq-table goes with --fixtures");
+  if (args.given("tcq-table") && modes > 0)
+    fail(ErrorCode::kUsage, "--tcq-table goes with --fixtures or with a run of the checks");
   if (args.given("record") && (modes > 0 || !whole(args)))
     fail(ErrorCode::kUsage, "--record keeps a whole run; leave out what makes it a part");
   if (args.given("check")) return check_record(args.text("check"));
@@ -370,7 +375,7 @@ Command verify_command() {
        .kind = Kind::kTexts,
        .group = "Public fixtures",
        .help = "read these JSON fixtures instead, and print how many of their outputs agree"},
-      tcq_table_flag("Public fixtures"),
+      tcq_table_flag("What to check"),
       {.names = "--record",
        .argument = "DIR",
        .kind = Kind::kText,

@@ -120,6 +120,7 @@ std::string to_json(const Evidence& e, int indent) {
                {"skipped", e.skipped()},
                {"seconds", e.seconds},
                {"checks", Json::array()}};
+  if (!e.tcq_table.empty()) json["tcq_table"] = e.tcq_table;
   for (const CheckResult& check : e.checks) json["checks"].push_back(check_json(check));
   return json.dump(indent);
 }
@@ -148,6 +149,7 @@ Evidence from_json(std::string_view text, std::string_view name) {
   e.model_sha256 = r.text("model_sha256");
   e.compiler = r.text("compiler");
   e.flags = r.text("flags");
+  if (json.contains("tcq_table")) e.tcq_table = r.text("tcq_table");
   e.date = r.text("date");
   e.threads = r.whole("threads");
   e.load_average = r.number("load_average");

@@ -33,6 +33,7 @@ struct Evidence {
   std::string driver, isa;
   std::string commit, kernel_hash, binary_sha256, model_sha256;
   std::string compiler, flags;
+  std::string tcq_table;  // SHA-256 of the table of tbq3_tcq; empty: Kvasir's own
   std::string date;  // UTC, "2026-11-29T20:46:00Z"
   int threads = 0;
   double load_average = 0;
@@ -63,7 +64,7 @@ struct Here {
 };
 std::vector<std::string> doubts(const Evidence& record, const Here& here);
 
-// One file a backend, device and kernel hash.
+// One file a backend, device, kernel hash and table.
 std::string record_name(const Evidence& evidence);
 // Makes `folder` when needed; replaces the record of the same key unless that one is recordable and this is
 // not. Returns the path, or empty when the older one was kept. Throws Error{kFailed} when it cannot be

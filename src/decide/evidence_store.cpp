@@ -14,7 +14,8 @@ namespace kvasir::decide {
 namespace fs = std::filesystem;
 
 std::string record_name(const Evidence& e) {
-  const std::string key = e.kernel_hash + "\n" + e.device + "\n" + e.device_uuid + "\n";
+  std::string key = e.kernel_hash + "\n" + e.device + "\n" + e.device_uuid + "\n";
+  if (!e.tcq_table.empty()) key += e.tcq_table + "\n";
   return e.backend + "-" + sha256_hex(std::as_bytes(std::span(key))).substr(0, 16) + ".json";
 }
 

@@ -9,6 +9,7 @@
 
 #include "backends/backend.h"
 #include "decide/evidence.h"
+#include "formats/tcq_table.h"
 
 namespace kvasir::verify {
 
@@ -27,6 +28,8 @@ struct Options {
   bool full = false;                // every pair of types in every shape
   int n_threads = 1;
   std::string model;  // tiny-gemma4, for end_to_end
+  // The table of tbq3_tcq wherever it is checked; null: Kvasir's own. A record of it proves no other.
+  std::shared_ptr<const formats::TcqTable> tcq{};
   // Another way to get the backend, for tests that plant faults; no record may be made then. Null: the
   // registry.
   std::function<std::unique_ptr<backends::Backend>(int n_threads)> create;

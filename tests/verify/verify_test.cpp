@@ -9,7 +9,9 @@
 
 #include "backends/registry/registry.h"
 #include "base/error.h"
+#include "formats/tcq_table.h"
 #include "verify/forwarding.h"
+#include "verify/reference/random.h"
 
 namespace kvasir::verify {
 namespace {
@@ -76,6 +78,25 @@ TEST(Verify, PassesOnTheProduct) {
         << check.group << " " << check.name << ": " << check.reason;
   EXPECT_GT(outcome.checks.size(), 80u);
   EXPECT_FALSE(outcome.doubts.empty());
+}
+
+// Levels drawn at random, some far out: nothing of Kvasir's own table may be left in any path.
+TEST(Verify, AnotherTableOfTcqIsCheckedEverywhere) {
+  reference::Gaussian random(17);
+  std::vector<float> levels = random.vector(formats::kTcqStates, 0.1);
+  levels[5] = 0.5f;
+  Options options;
+  options.groups = {"reference", "scores", "write", "fused"};
+  options.head_dims = {256};
+  options.n_threads = 2;
+  options.tcq = formats::make_tcq_table(levels, "random");
+  int seen = 0;
+  for (const decide::CheckResult& check : run(options).checks) {
+    seen += check.k == "tbq3_tcq" || check.v == "tbq3_tcq";
+    EXPECT_NE(check.verdict, decide::Verdict::kFailed)
+        << check.group << " " << check.name << " " << check.k << "/" << check.v << ": " << check.reason;
+  }
+  EXPECT_GT(seen, 40);
 }
 
 TEST(Verify, OneValueOffByTwoPercentTurnsRed) {

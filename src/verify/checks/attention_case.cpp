@@ -39,7 +39,7 @@ struct Query {
 
 Query query_of(const RigSpec& spec, std::span<const float> row, int head) {
   const int d = spec.head_dim;
-  const reference::Codec* codec = reference::find_codec(formats::require(spec.k).name);
+  const reference::Codec* codec = spec.codec(spec.k);
   const Arithmetic arithmetic = spec.keys();
   Query query;
   query.basis.assign(row.begin() + head * d, row.begin() + (head + 1) * d);
@@ -62,7 +62,7 @@ Query query_of(const RigSpec& spec, std::span<const float> row, int head) {
 
 KeySide::Facts facts_of(const Rig& rig, const std::vector<double>& rows, bool with_top, ThreadPool& workers) {
   const int d = rig.spec().head_dim;
-  const reference::Codec* codec = reference::find_codec(formats::require(rig.spec().k).name);
+  const reference::Codec* codec = rig.spec().codec(rig.spec().k);
   const size_t n = rows.size() / size_t(d);
   KeySide::Facts facts{std::vector<double>(n), std::vector<double>(with_top ? n : 0)};
   for_each(workers, int64_t(n), [&](int64_t i) {

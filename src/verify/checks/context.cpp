@@ -12,7 +12,10 @@
 namespace kvasir::verify {
 
 Context::Context(const Options& options)
-    : options_(options), workers_(std::max(1, options.n_threads)), head_dims_(options.head_dims) {
+    : options_(options),
+      workers_(std::max(1, options.n_threads)),
+      head_dims_(options.head_dims),
+      tcq_(use_table(options.tcq)) {
   caps_ = backend(0).caps();
   if (head_dims_.empty()) head_dims_ = {64, 128, 256, 512};
 }

@@ -12,6 +12,7 @@
 #include "backends/backend.h"
 #include "base/thread_pool.h"
 #include "formats/format.h"
+#include "verify/checks/tcq_use.h"
 #include "verify/compare.h"
 #include "verify/verify.h"
 
@@ -23,6 +24,7 @@ class Context {
 
   const Options& options() const { return options_; }
   const backends::Caps& caps() const { return caps_; }
+  const TcqUse& tcq() const { return tcq_; }
   // Created once a number of threads; 0: the number asked for.
   backends::Backend& backend(int n_threads = 0);
   // For arithmetic of our own.
@@ -49,6 +51,7 @@ class Context {
   ThreadPool workers_;
   backends::Caps caps_;
   std::vector<int> head_dims_;
+  TcqUse tcq_;
   std::map<int, std::unique_ptr<backends::Backend>> backends_;
   std::vector<std::unique_ptr<Context>> parts_;
 };

@@ -56,6 +56,7 @@ void check_route(Context& context, const Route& route, int head_dim, bool flash)
          std::string(type_name(route.k)), std::string(type_name(route.v))},
         [&](decide::CheckResult& result) {
           RigSpec spec;
+          spec.tcq = context.tcq();
           spec.k = route.k;
           spec.v = route.v;
           spec.head_dim = head_dim;
@@ -162,6 +163,7 @@ void not_finite(Context& context, DType type, int head_dim, float bad, const cha
          std::string(type_name(v))},
         [&](decide::CheckResult& result) {
           RigSpec spec;
+          spec.tcq = context.tcq();
           spec.k = type;
           spec.v = v;
           spec.head_dim = head_dim;

@@ -24,8 +24,9 @@ namespace golden = tiny_gemma4;
 constexpr int kShort = 192;   // tokens of the text that the many comparisons read; its second half is scored
 constexpr int kMiddle = 150;  // tokens that other micro-batches read
 
-engine::SessionOptions options_for(DType k, DType v, bool flash, int n_ubatch = 512) {
+engine::SessionOptions session_options(const TcqUse& tcq, DType k, DType v, bool flash, int n_ubatch) {
   engine::SessionOptions options;
+  if (k == DType::tbq3_tcq || v == DType::tbq3_tcq) options.kv.tcq = tcq.table;
   options.n_ctx = 704;
   options.n_ubatch = n_ubatch;
   options.kv.k = k;
@@ -86,13 +87,6 @@ std::string variants(const Session& session) {
   return text;
 }
 
-// Error of rows of unit Gaussians in this type.
-double type_error(DType type, int head_dim) {
-  const reference::Codec* codec = reference::find_codec(type_name(type));
-  if (codec && codec->theory(head_dim) > 0) return codec->theory(head_dim);
-  return formats::require(type).theory(head_dim);
-}
-
 std::shared_ptr<engine::Model> load(const Options& options) {
   engine::LoadOptions load;
   load.path = options.model;
@@ -140,6 +134,10 @@ class EndToEnd {
   }
 
  private:
+  engine::SessionOptions options_for(DType k, DType v, bool flash, int n_ubatch = 512) const {
+    return session_options(context_.tcq(), k, v, flash, n_ubatch);
+  }
+  double type_error(DType type, int head_dim) const { return context_.tcq().type_error(type, head_dim); }
   // Where a check runs: some go side by side, each on a model of one thread.
   struct Seat {
     Context& context;
@@ -249,6 +247,7 @@ class EndToEnd {
           [&](decide::CheckResult& result) {
             engine::SessionOptions options = options_for(global, global, true);
             options.kv.k_sliding = options.kv.v_sliding = sliding;
+            if (sliding == DType::tbq3_tcq) options.kv.tcq = context_.tcq().table;
             Session session(seat.model, options);
             divergence(result, session, 2 * std::max(type_error(global, 512), type_error(sliding, 256)));
           });

@@ -15,8 +15,9 @@ constexpr int kLong = 2334;  // more than eight chunks: chunks merge into spans,
 // What values are kept in beside keys of a type: the type itself, or f16 where it has keys alone.
 DType partner(DType type) { return formats::require(type).has_role(formats::kValues) ? type : DType::f16; }
 
-RigSpec fold_spec(DType type, int head_dim) {
+RigSpec fold_spec(const Context& context, DType type, int head_dim) {
   RigSpec spec;
+  spec.tcq = context.tcq();
   spec.k = type;
   spec.v = partner(type);
   spec.head_dim = head_dim;
@@ -76,7 +77,7 @@ std::vector<float> fold_type(Context& context, DType type, int head_dim) {
                    fmt::format("head size {} is refused (dispatch checks that)", head_dim));
     return {};
   }
-  const RigSpec spec = fold_spec(type, head_dim);
+  const RigSpec spec = fold_spec(context, type, head_dim);
   std::unique_ptr<Rig> rig;
   std::vector<float> base;
   check(context, label("1 row a step"), [&](decide::CheckResult& result) {
@@ -117,7 +118,7 @@ std::vector<float> fold_type(Context& context, DType type, int head_dim) {
 // empty when it has not run.
 void threads_of_type(Context& context, DType type, int head_dim, std::vector<float> base) {
   if (!formats::require(type).takes(head_dim)) return;  // said above
-  const RigSpec spec = fold_spec(type, head_dim);
+  const RigSpec spec = fold_spec(context, type, head_dim);
   const bool shared = context.caps().name == "cpu";
   std::vector<int> teams = {1, 2, 3};
   if (shared && context.options().n_threads > 3) teams.push_back(context.options().n_threads);
@@ -146,7 +147,7 @@ void threads_of_type(Context& context, DType type, int head_dim, std::vector<flo
 void tiles_of_type(Context& context, DType type, int head_dim) {
   if (!formats::require(type).takes(head_dim)) return;  // said above
   const int tiles[] = {1, 2, 3, 4, 8};
-  RigSpec spec = fold_spec(type, head_dim);
+  RigSpec spec = fold_spec(context, type, head_dim);
   spec.n_head = 2;
   spec.lengths = {8 * 64 - 5};
   spec.max_rows = 256;
@@ -182,24 +183,25 @@ void tiles_of_type(Context& context, DType type, int head_dim) {
 
 void merge_type(Context& context, DType type, int head_dim) {
   const std::string name(type_name(type));
-  check(context,
-        {"fold", fmt::format("merge of {} keys", kLong), head_dim, name, std::string(type_name(partner(type)))},
-        [&](decide::CheckResult& result) {
-          RigSpec spec = fold_spec(type, head_dim);
-          spec.n_head = 2;
-          spec.lengths = {kLong};
-          spec.max_rows = 512;
-          spec.exact_first = spec.exact_last = 0;
-          Rig rig(context.backend(), spec);
-          result.variant = rig.variant();
-          for (int left = kLong; left > 0;) {
-            const Rig::Take take{0, left > 512 ? 512 : left > 2 ? left - 2 : 1};
-            rig.step({&take, 1});
-            left -= take.n;
-          }
-          const Place places[] = {{0, kLong - 1}, {0, kLong - 2}, {0, 2047}};
-          conclude(result, compare_outputs(rig, places, context.workers()));
-        });
+  check(
+      context,
+      {"fold", fmt::format("merge of {} keys", kLong), head_dim, name, std::string(type_name(partner(type)))},
+      [&](decide::CheckResult& result) {
+        RigSpec spec = fold_spec(context, type, head_dim);
+        spec.n_head = 2;
+        spec.lengths = {kLong};
+        spec.max_rows = 512;
+        spec.exact_first = spec.exact_last = 0;
+        Rig rig(context.backend(), spec);
+        result.variant = rig.variant();
+        for (int left = kLong; left > 0;) {
+          const Rig::Take take{0, left > 512 ? 512 : left > 2 ? left - 2 : 1};
+          rig.step({&take, 1});
+          left -= take.n;
+        }
+        const Place places[] = {{0, kLong - 1}, {0, kLong - 2}, {0, 2047}};
+        conclude(result, compare_outputs(rig, places, context.workers()));
+      });
 }
 
 }  // namespace

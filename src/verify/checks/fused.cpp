@@ -31,8 +31,9 @@ const std::array<Shape, 4>& shapes() {
   return all;
 }
 
-RigSpec fused_spec(const Shape& shape, DType k, DType v, int head_dim, bool flash) {
+RigSpec fused_spec(const TcqUse& tcq, const Shape& shape, DType k, DType v, int head_dim, bool flash) {
   RigSpec spec;
+  spec.tcq = tcq;
   spec.k = k;
   spec.v = v;
   spec.head_dim = head_dim;
@@ -114,7 +115,8 @@ class Bank {
 
  private:
   std::unique_ptr<Rig> run(Context& context, DType k, DType v, bool flash) {
-    auto rig = std::make_unique<Rig>(context.backend(), fused_spec(shape_, k, v, head_dim_, flash));
+    auto rig =
+        std::make_unique<Rig>(context.backend(), fused_spec(context.tcq(), shape_, k, v, head_dim_, flash));
     run_shape(*rig, shape_.prompt);
     return rig;
   }

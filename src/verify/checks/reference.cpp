@@ -57,8 +57,8 @@ void check_decode(Context& context, const formats::Format& format, const referen
     std::vector<double> want(static_cast<size_t>(d)), bound(static_cast<size_t>(d));
     Comparison whole;
     for (int r = 0; r < s.rows; ++r) {
-      format.encode(s.basis.data() + size_t(r) * size_t(d), row.data(), d);
-      format.decode(row.data(), got.data(), d);
+      format.encode_row(context.tcq().table.get(), s.basis.data() + size_t(r) * size_t(d), row.data(), d);
+      format.decode_row(context.tcq().table.get(), row.data(), got.data(), d);
       codec.decode(row.data(), d, want.data());
       double square = 0;
       for (const double x : want) square += x * x;
@@ -107,8 +107,8 @@ double measured_error(Context& context, const formats::Format& format, const ref
   const Errors sums = sum_rows(context, s, [&](const float* x, Errors& part) {
     std::vector<std::byte> row(format.row_bytes(d));
     std::vector<float> y(static_cast<size_t>(d));
-    format.encode(x, row.data(), d);
-    format.decode(row.data(), y.data(), d);
+    format.encode_row(context.tcq().table.get(), x, row.data(), d);
+    format.decode_row(context.tcq().table.get(), row.data(), y.data(), d);
     for (int i = 0; i < d; ++i) {
       part.error += square(double(y[size_t(i)]) - double(x[i]));
       part.total += square(double(x[i]));
@@ -118,12 +118,12 @@ double measured_error(Context& context, const formats::Format& format, const ref
 }
 
 // One row against the reference's own encoding of it.
-void check_row(const formats::Format& format, const reference::Codec& codec, const float* x, int d,
-               Errors& part) {
+void check_row(const Context& context, const formats::Format& format, const reference::Codec& codec,
+               const float* x, int d, Errors& part) {
   const std::vector<double> exact(x, x + d);
   std::vector<std::byte> row(format.row_bytes(d)), best(row.size());
   std::vector<double> ours(exact), theirs(exact);
-  format.encode(x, row.data(), d);
+  format.encode_row(context.tcq().table.get(), x, row.data(), d);
   codec.encode(exact.data(), d, best.data());
   codec.decode(row.data(), d, ours.data());
   codec.decode(best.data(), d, theirs.data());
@@ -143,7 +143,8 @@ void check_encode(Context& context, const formats::Format& format, const referen
   check(context, {"reference", name + " encode", d, name, name}, [&](decide::CheckResult& result) {
     result.variant = "scalar";
     const Sample s = make_sample(context, codec, d, (1 << 15) / d, 0xe2c0de);
-    sums = sum_rows(context, s, [&](const float* x, Errors& part) { check_row(format, codec, x, d, part); });
+    sums = sum_rows(context, s,
+                    [&](const float* x, Errors& part) { check_row(context, format, codec, x, d, part); });
     result.max_diff = sums.faults.worst;
     conclude(result, sums.faults.codes + sums.faults.scales, 0,
              fmt::format("{} codes are not the best (worst by {:.3g}), {} scales are not the prescribed ones",
@@ -176,8 +177,8 @@ void check_round_trip(Context& context, const formats::Format& format, const ref
       const float* in = x.data() + size_t(r) * size_t(d);
       std::vector<float> basis(in, in + d);
       to_type_basis(format, formats::kValues, basis.data(), d);
-      format.encode(basis.data(), row.data(), d);
-      format.decode(row.data(), got.data(), d);
+      format.encode_row(context.tcq().table.get(), basis.data(), row.data(), d);
+      format.decode_row(context.tcq().table.get(), row.data(), got.data(), d);
       from_type_basis(format, formats::kValues, got.data(), d);
       std::vector<double> want(static_cast<size_t>(d));
       codec.decode(row.data(), d, want.data());
@@ -204,8 +205,8 @@ void check_finite(Context& context, const formats::Format& format, int d) {
       for (int repeat = 0; repeat < 4; ++repeat) {
         for (float& v : x) v = factor * stream.next();
         if (repeat == 3) x[size_t(d / 3)] = factor * 6;
-        format.encode(x.data(), row.data(), d);
-        format.decode(row.data(), y.data(), d);
+        format.encode_row(context.tcq().table.get(), x.data(), row.data(), d);
+        format.decode_row(context.tcq().table.get(), row.data(), y.data(), d);
         for (const float v : y) bad += !std::isfinite(v);
         n += d;
       }
@@ -251,7 +252,7 @@ void check_identities(Context& context) {
 void check_reference(Context& context) {
   for (const formats::Format& format : formats::all()) {
     if (!format.has_role(formats::kKeys) && !format.has_role(formats::kValues)) continue;
-    const reference::Codec* codec = reference::find_codec(format.name);
+    const reference::Codec* codec = context.tcq().codec_of(format.type);
     for (const int d : context.head_dims()) {
       const std::string name(format.name);
       if (!format.takes(d)) {

@@ -129,6 +129,7 @@ void Rig::make_graph() {
   kv.v_type = spec_.v;
   kv.exact_first = spec_.exact_first;
   kv.exact_last = spec_.exact_last;
+  kv.tcq = spec_.tcq.table;
   graph_.kv.push_back(kv);
   graph::Op append;
   append.kind = graph::OpKind::kv_append;
@@ -310,9 +311,9 @@ void Rig::edit_page(int seq, int at, int kv_head, backends::PagePart part,
 std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, ThreadPool& workers) const {
   using backends::PagePart;
   const bool keys = side == reference::Side::kKeys, open = has_exact(side);
-  const std::string_view name = formats::require(keys ? spec_.k : spec_.v).name;
-  const reference::Codec* codec = reference::find_codec(name);
-  if (!codec) fail(ErrorCode::kFailed, "type {} has no double-precision reference", name);
+  const DType type = keys ? spec_.k : spec_.v;
+  const reference::Codec* codec = spec_.codec(type);
+  if (!codec) fail(ErrorCode::kFailed, "type {} has no double-precision reference", type_name(type));
   const int d = spec_.head_dim;
   std::vector<reference::Rows> all(spec_.lengths.size());
   // Rows of one head of one page, and where they go.

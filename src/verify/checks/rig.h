@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "graph/graph.h"
 #include "verify/bounds.h"
+#include "verify/checks/tcq_use.h"
 #include "verify/reference/attention.h"
 #include "verify/reference/basis.h"
 
@@ -61,6 +62,9 @@ struct RigSpec {
   // One value of the key at this position of the first sequence is `spoil`; none when negative.
   int spoiled = -1;
   float spoil = 0;
+
+  TcqUse tcq{};
+  const reference::Codec* codec(DType type) const { return tcq.codec_of(type); }
 
   // Of the backend it runs on; the rig sets it.
   Kernel kernel = Kernel::kCodes;

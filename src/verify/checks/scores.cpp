@@ -14,8 +14,10 @@
 namespace kvasir::verify {
 namespace {
 
-RigSpec score_spec(const backends::Caps& caps, DType k, int head_dim, bool flash) {
+RigSpec score_spec(const Context& context, DType k, int head_dim, bool flash) {
+  const backends::Caps& caps = context.caps();
   RigSpec spec;
+  spec.tcq = context.tcq();
   spec.k = k;
   // Ones and zeros are exact in every float type; the kernel in question has to be the one that runs.
   spec.v = flash && outranges_flash(caps, DType::f32) && !outranges_flash(caps, k) ? DType::f16 : DType::f32;
@@ -91,7 +93,7 @@ void check_polar_options(Context& context, int head_dim) {
       continue;
     }
     check(context, label, [&](decide::CheckResult& result) {
-      Rig rig(context.backend(), score_spec(context.caps(), type, head_dim, true));
+      Rig rig(context.backend(), score_spec(context, type, head_dim, true));
       result.variant = "q4_polar codec, rows of " + rig.variant();
       rig.run_all();
       conclude(result, compare_polar(rig, option.residual, option.transformed));
@@ -119,7 +121,7 @@ void check_scores(Context& context) {
         const bool coarse =
             flash && context.caps().name == "cpu" && arithmetic_of(k, Kernel::kCodes).coarse();
         check(context, label, [&](decide::CheckResult& result) {
-          Rig rig(context.backend(), score_spec(context.caps(), k, head_dim, flash));
+          Rig rig(context.backend(), score_spec(context, k, head_dim, flash));
           result.variant = rig.variant();
           rig.run_all();
           conclude(result, compare_scores(rig, interesting_rows(rig.spec(), 8), context.workers()));
@@ -130,7 +132,7 @@ void check_scores(Context& context) {
         check(context, {"scores", label.name + ", noise of the kernel", head_dim, label.k, label.v},
               [&](decide::CheckResult& result) {
                 result.variant = context.results.back().variant;
-                const double own = std::sqrt(formats::require(k).theory(head_dim));
+                const double own = std::sqrt(context.tcq().type_error(k, head_dim));
                 conclude(result, noise, own / 5,
                          fmt::format("relative noise {:.4g}, the code's own error is {:.4g}", noise, own));
               });

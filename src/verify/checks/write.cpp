@@ -18,8 +18,9 @@ using backends::PagePart;
 
 constexpr int kTokens = 4 * 64 + 10, kHeads = 4;
 
-RigSpec write_spec(DType type, bool keys, int head_dim) {
+RigSpec write_spec(const TcqUse& tcq, DType type, bool keys, int head_dim) {
   RigSpec spec;
+  spec.tcq = tcq;
   spec.k = keys ? type : DType::f32;
   spec.v = keys ? DType::f32 : type;
   spec.head_dim = head_dim;
@@ -91,13 +92,14 @@ void check_exact_row(Written& w, const Given& given, const std::byte* bytes) {
   }
 }
 
-void check_coded_row(Written& w, const reference::Codec& codec, DType type, std::span<const double> original,
+void check_coded_row(Written& w, const RigSpec& spec, DType type, std::span<const double> original,
                      std::vector<double> source, const std::byte* bytes) {
+  const reference::Codec& codec = *spec.codec(type);
   const int d = int(source.size());
   const formats::Format& format = formats::require(type);
   const std::vector<float> rounded(source.begin(), source.end());
   std::vector<std::byte> expected(format.row_bytes(d));
-  format.encode(rounded.data(), expected.data(), d);
+  format.encode_row(spec.tcq.table.get(), rounded.data(), expected.data(), d);
   for (size_t i = 0; i < expected.size(); ++i) w.different += expected[i] != bytes[i];
   w.bytes += int64_t(expected.size());
   // A search in double precision is slow: the bytes, compared on every row, carry its verdict on one in eight
@@ -145,7 +147,7 @@ Written check_page(const Rig& rig, const reference::Codec& codec, DType type, bo
       reference::f16_row(row, d, source.data());
     }
     if (!rows.coded.empty())
-      check_coded_row(w, codec, type, given.exact, source,
+      check_coded_row(w, rig.spec(), type, given.exact, source,
                       rows.coded.data() + size_t(t) * codec.row_bytes(d));
   }
   return w;
@@ -181,9 +183,9 @@ void one(Context& context, DType type, bool keys, int head_dim) {
   std::string variant;
   bool ran = false;
   check(context, label(", bytes of the scalar codec"), [&](decide::CheckResult& result) {
-    const reference::Codec* codec = reference::find_codec(name);
+    const reference::Codec* codec = context.tcq().codec_of(type);
     if (!codec) fail(ErrorCode::kFailed, "type {} has no double-precision reference", name);
-    Rig rig(context.backend(), write_spec(type, keys, head_dim));
+    Rig rig(context.backend(), write_spec(context.tcq(), type, keys, head_dim));
     variant = result.variant = rig.variant();
     rig.run_all();
     w = read_back(context, rig, *codec, type, keys);

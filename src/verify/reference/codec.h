@@ -60,5 +60,7 @@ class Codec {
 // nullptr when this file has no such type.
 const Codec* find_codec(std::string_view name);
 std::vector<std::string_view> codec_names();
+// tbq3_tcq with other levels than Kvasir's own, 512 of them by state; without a theory.
+std::unique_ptr<Codec> make_tcq_codec(std::span<const float> levels);
 
 }  // namespace kvasir::verify::reference

@@ -32,6 +32,8 @@ class TcqCodec final : public Codec {
  public:
   TcqCodec(std::vector<double> levels, double nmse) : levels_(std::move(levels)), nmse_(nmse) {
     for (const double level : levels_) top_ = std::max(top_, std::fabs(level));
+    step_ = double(float(top_) / 127.0f);
+    for (const double level : levels_) whole_.push_back(std::round(level / step_));
   }
 
   std::string_view name() const override { return "tbq3_tcq"; }
@@ -64,16 +66,15 @@ class TcqCodec final : public Codec {
     return top;
   }
 
-  // As image_source.h of the CPU has it: levels in whole steps of the largest over `codes`, then a share of
-  // the row's largest scale in 1 / 32768.
-  void decode_rounded(const std::byte* row, int d, int codes, double* out) const override {
+  // As image_source.h of the CPU has it: levels in whole steps of the largest over 127, then a share of the
+  // row's largest scale in 1 / 32768.
+  void decode_rounded(const std::byte* row, int d, int /*codes*/, double* out) const override {
     const double top = largest_scale(row, d);
-    const double step = top_ / codes;
     for (int i = 0; i < d; ++i) {
       const float share = top > 0 ? float(scale(row, i)) / float(top) : 0.0f;
       const double parts = std::min(32767.0, std::nearbyint(double(share) * 32768));
-      const double whole = std::round(levels_[size_t(state(row, i))] / step);
-      out[i] = top * step * std::floor((whole * parts + 16384) / 32768);
+      const double whole = whole_[size_t(state(row, i))];
+      out[i] = top * step_ * std::floor((whole * parts + 16384) / 32768);
     }
   }
 
@@ -123,7 +124,7 @@ class TcqCodec final : public Codec {
 
   // A value of a block of norm 1, in steps of the largest level / 127 and held to it.
   double steps_of(double x, double norm) const { return std::clamp(x / norm * 127 / top_, -127.0, 127.0); }
-  double whole_level(int state) const { return std::round(levels_[size_t(state)] * 127 / top_); }
+  double whole_level(int state) const { return whole_[size_t(state)]; }
 
   double cost_of(const double* x, double norm, const std::byte* block) const {
     double cost = 0;
@@ -170,11 +171,15 @@ class TcqCodec final : public Codec {
     put_bits(block + 2, 0, 6, int(s / 8));
   }
 
-  std::vector<double> levels_;
-  double nmse_, top_ = 0;
+  std::vector<double> levels_, whole_;  // whole_: in whole steps
+  double nmse_, top_ = 0, step_ = 0;    // a step is a number of single precision
 };
 
 }  // namespace
+
+std::unique_ptr<Codec> make_tcq_codec(std::span<const float> levels) {
+  return std::make_unique<TcqCodec>(std::vector<double>(levels.begin(), levels.end()), 0);
+}
 
 void add_tcq(std::vector<std::unique_ptr<Codec>>& list) {
   std::vector<double> levels;

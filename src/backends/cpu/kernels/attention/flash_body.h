@@ -297,7 +297,8 @@ struct Flash {
             blend,
             next_keys,
             span.out,
-            producer};
+            producer,
+            args.tcq};
   }
 
   // The pieces of the chunk that tiles [first, end), all of one page where it matters, read exactly or
