@@ -34,14 +34,13 @@ __device__ __forceinline__ void with_form(const Forms& forms, bool values, const
   }
 }
 
-// Where a tile's keys and values begin, and the scales of the keys whose weights this warp finds.
+// Where a tile's keys and values begin.
 struct TilePlace {
   const uint8_t *k, *v;
-  __half k_scale[2], v_scale[2];
 };
 template <int D, bool kExact, typename Forms>
 __device__ __forceinline__ TilePlace find_tile(const Warp<D>& warp, const Forms& forms,
-                                               const Tiles<D, kExact>& tiles) {
+                                               const Tiles<D, kExact>& tiles, int page_index) {
   const KvView& kv = warp.a.kv;
   const uint8_t *k_region, *v_region;
   const int page = tiles.page();
@@ -51,22 +50,56 @@ __device__ __forceinline__ TilePlace find_tile(const Warp<D>& warp, const Forms&
     v_region = find_region(kv, warp.step, warp.seq, query_page, page, warp.kv_head, 1).data;
   } else {
     const int64_t k_bytes = region_bytes(forms.k, D), v_bytes = region_bytes(forms.v, D);
-    k_region = kv.pages + warp.table[page] * kv.page_bytes + warp.kv_head * (k_bytes + v_bytes);
+    k_region = kv.pages + page_index * kv.page_bytes + warp.kv_head * (k_bytes + v_bytes);
     v_region = k_region + k_bytes;
   }
-  const int key = tiles.first_key() % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
-  TilePlace place{};
-  place.k = k_region + key * (D / 8 * code_bits(forms.k));
-  place.v = v_region + key * (D / 8 * code_bits(forms.v));
-  const auto scales = [&](const uint8_t* region, KvForm form, __half(&to)[2]) {
-    if (!row_scales(form)) return;
-    const __half* from = reinterpret_cast<const __half*>(region + kPage * (D / 8 * code_bits(form))) + own;
-    to[0] = from[0], to[1] = from[8];
-  };
-  scales(k_region, forms.k, place.k_scale);
-  scales(v_region, forms.v, place.v_scale);
-  return place;
+  const int key = tiles.first_key() % kPage;
+  return {k_region + key * (D / 8 * code_bits(forms.k)), v_region + key * (D / 8 * code_bits(forms.v))};
 }
+// Scales of the keys whose weights this warp finds, and of their values.
+struct TileScales {
+  __half k[2], v[2];
+};
+template <int D, typename Forms>
+__device__ __forceinline__ TileScales load_scales(const Warp<D>& warp, const Forms& forms,
+                                                  const TilePlace& place, int first_key) {
+  const int key = first_key % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
+  TileScales to;
+  const auto load = [&](const uint8_t* at, KvForm form, __half(&scale)[2]) {
+    scale[0] = scale[1] = __ushort_as_half(0x3c00);
+    if (!row_scales(form)) return;
+    const int row = D / 8 * code_bits(form);
+    const __half* from = reinterpret_cast<const __half*>(at + (kPage - key) * row) + own;
+    scale[0] = from[0], scale[1] = from[8];
+  };
+  load(place.k, forms.k, to.k);
+  load(place.v, forms.v, to.v);
+  return to;
+}
+
+// The tile that is copied, and the one after it, whose page is looked up a tile early: its address would
+// be waited for.
+template <int D, bool kExact>
+struct Ahead {
+  Tiles<D, kExact> tile, beyond;
+  int32_t index = 0;  // of the page of `beyond`
+  __device__ __forceinline__ Ahead(const Warp<D>& warp, const Tiles<D, kExact>& first)
+      : tile(first), beyond(first) {
+    look_up(warp);
+  }
+  __device__ __forceinline__ void look_up(const Warp<D>& warp) {
+    if (!kExact && beyond.more()) index = warp.table[beyond.page()];
+  }
+  __device__ __forceinline__ bool more() const { return tile.more(); }
+  template <typename Forms>
+  __device__ __forceinline__ void next(const Warp<D>& warp, const Forms& forms, TilePlace& place) {
+    tile = beyond;
+    if (!tile.more()) return;
+    place = find_tile<D, kExact>(warp, forms, tile, index);
+    beyond.next(warp);
+    look_up(warp);
+  }
+};
 
 // What a warp copies, slice by slice, in the order it will be used: keys of a tile, then its values.
 template <int D, typename Forms, bool kExact, int kSlots>
@@ -74,17 +107,17 @@ struct Copier {
   static constexpr int kChunks = Tiles<D, kExact>::kChunks;
   const Warp<D>& warp;
   Forms forms;
-  Tiles<D, kExact> tiles;   // the next to be copied
-  uint32_t k_to, v_to;      // where this lane's pieces lie in a slot
-  uint32_t k_from, v_from;  // and in the rows of a page
-  int step = 0;             // its next slice
-  TilePlace place;          // of the tile last begun
-  const uint8_t* at;
+  Ahead<D, kExact> ahead;
+  uint32_t k_to, v_to;       // where this lane's pieces lie in a slot
+  uint32_t k_from, v_from;   // and in the rows of a page
+  int step = 2 * kChunks;    // its next slice
+  int turn = 0;              // of the order of slices
+  TilePlace place;           // of the tile last begun
   uint32_t slot, last_slot;  // slot: the next to be filled, and to be read when all are full
   int slot_bytes;
 
-  __device__ __forceinline__ Copier(const Warp<D>& w, const Forms& f, int split, int n_splits)
-      : warp(w), forms(f), tiles(w, split, n_splits) {
+  __device__ __forceinline__ Copier(const Warp<D>& w, const Forms& f, const Tiles<D, kExact>& first)
+      : warp(w), forms(f), ahead(w, first) {
     with_form(forms, false, [&](auto form) {
       lane_copy<D, form.value, false>(warp.part, warp.lane, k_from, k_to);
       slot_bytes = Slice<form.value>::kBytes;
@@ -100,20 +133,21 @@ struct Copier {
   __device__ __forceinline__ void copy() {
     with_form(forms, kValues, [&](auto form) {
       constexpr KvForm F = form.value;
-      const int key = tiles.first_key() + (kValues ? step - kChunks : step) * kChunkKeys,
+      const int chunk = chunk_of(step), key = ahead.tile.first_key() + chunk * kChunkKeys,
                 low = warp.first_pos - key, high = warp.pos + 1 - key;
-      copy_slice<D, F, kValues>(slot, slot + (kValues ? v_to : k_to), at, warp.lane, low, high);
+      const uint8_t* at = (kValues ? place.v : place.k) + chunk * (kChunkKeys * (D / 8) * code_bits(F));
+      copy_slice<D, F, kValues>(slot, slot + (kValues ? v_to : k_to), at + (kValues ? v_from : k_from),
+                                warp.lane, low, high);
       if constexpr (F == KvForm::kQ8_0)
-        copy_block_scales<D, kValues>(slot, at - (kValues ? v_from : k_from) - key % kPage * D, key % kPage,
-                                      warp.part, warp.lane, low, high);
-      at += kChunkKeys * (D / 8) * code_bits(F);
+        copy_block_scales<D, kValues>(slot, at - key % kPage * D, key % kPage, warp.part, warp.lane, low,
+                                      high);
     });
   }
+  // Which 16 keys of the tile a step takes.
+  static __device__ __forceinline__ int chunk_of(int n) { return n % kChunks; }
   __device__ __forceinline__ void next() {
-    if (step == 2 * kChunks) step = 0, tiles.next(warp);
-    if (tiles.more()) {
-      if (step == 0) place = find_tile<D, kExact>(warp, forms, tiles), at = place.k + k_from;
-      if (step == kChunks) at = place.v + v_from;
+    if (step == 2 * kChunks) step = 0, ahead.next(warp, forms, place);
+    if (ahead.more()) {
       if (step < kChunks)
         copy<false>();
       else
@@ -170,8 +204,8 @@ __device__ __forceinline__ void run_pass(const Warp<D>& warp, const Forms& forms
                                          Sums& sums) {
   using Copies = Copier<D, Forms, kExact, kSlots>;
   static_assert(kSlots >= 1 && kSlots <= 2 * Copies::kChunks, "what is copied early is of one tile");
-  Copies copies(warp, forms, split, warp.a.n_splits);
-  Tiles<D, kExact> tiles = copies.tiles;
+  Tiles<D, kExact> tiles(warp, split, warp.a.n_splits);
+  Copies copies(warp, forms, tiles);
   const bool early = warp.a.settled && tiles.more() && tiles.page() != warp.pos / kPage;
 #pragma unroll 1
   for (int i = 0; i <= kSlots; ++i) {
@@ -183,21 +217,17 @@ __device__ __forceinline__ void run_pass(const Warp<D>& warp, const Forms& forms
     const bool shifted = warp.shift != 0 && tiles.page() >= warp.keep_pages;
     if (shifted != base) load_queries(warp, shifted, q);
     base = shifted;
-    float own[4] = {}, k_scale[2] = {1, 1}, v_scale[2] = {1, 1};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (row_scales(forms.k)) k_scale[i] = __half2float(copies.place.k_scale[i]);
-      if (row_scales(forms.v)) v_scale[i] = __half2float(copies.place.v_scale[i]);
-    }
+    float own[4] = {};
+    const TileScales scales = load_scales(warp, forms, copies.place, tiles.first_key());
 #pragma unroll 1
     for (int step = 0; step < 2 * Copies::kChunks; ++step) {
       copies.wait();
       if (step < Copies::kChunks) {
-        score(warp, forms, copies.slot, step, q, own);
+        score(warp, forms, copies.slot, copies.chunk_of(step), q, own);
       } else {
         if (step == Copies::kChunks)
-          weigh_tile<D, kExact>(warp, tiles.first_key(), own, k_scale, v_scale, sums);
-        mix(warp, forms, copies.slot, step - Copies::kChunks, sums);
+          weigh_tile<D, kExact>(warp, tiles.first_key(), own, scales.k, scales.v, sums);
+        mix(warp, forms, copies.slot, copies.chunk_of(step), sums);
       }
       copies.release();
     }
@@ -214,25 +244,28 @@ struct Steady {
   static constexpr int kChunks = Warp<D>::kTeam, kStride = kChunkKeys * (D / 8) * code_bits(F),
                        kSlot = Slice<F>::kBytes;
   const Warp<D>& warp;
-  Tiles<D, false> ahead;  // the tile that is copied
-  TilePlace place{};      // its
-  uint32_t ring, k_from, v_from, k_to, v_to;
+  Ahead<D, false> ahead;
+  TilePlace place{};  // of the tile that is copied
+  const uint8_t* at;  // this lane's keys of it
+  uint32_t ring, from, k_to, v_to;
 
-  __device__ __forceinline__ Steady(const Warp<D>& w, const Tiles<D, false>& first) : warp(w), ahead(first) {
-    lane_copy<D, F, false>(warp.part, warp.lane, k_from, k_to);
-    lane_copy<D, F, true>(warp.part, warp.lane, v_from, v_to);
+  __device__ __forceinline__ Steady(const Warp<D>& w, const Tiles<D, false>& first)
+      : warp(w), ahead(w, first) {
+    lane_copy<D, F, false>(warp.part, warp.lane, from, k_to);
+    lane_copy<D, F, true>(warp.part, warp.lane, from, v_to);
     ring = warp.shared.ring_of(warp.team * kChunks + warp.part);
     k_to += ring, v_to += ring + kChunks * kSlot;
   }
-  __device__ __forceinline__ void locate() {
-    if (ahead.more()) place = find_tile<D, false>(warp, Forms{}, ahead);
+  __device__ __forceinline__ void next() {
+    ahead.next(warp, Forms{}, place);
+    at = place.k + from;
   }
   template <bool kValues>
   __device__ __forceinline__ void copy(int c) {
+    constexpr int kRegion = int(region_bytes(F, D));  // values follow the keys
     if (ahead.more())
       copy_slice<D, F, kValues>(0, (kValues ? v_to : k_to) + c * kSlot,
-                                kValues ? place.v + v_from + c * kStride : place.k + k_from + c * kStride,
-                                warp.lane, 0, 0);
+                                at + (kValues ? kRegion : 0) + c * kStride, warp.lane, 0, 0);
     commit_copies();
   }
   __device__ __forceinline__ void wait() const {
@@ -271,25 +304,22 @@ __device__ __forceinline__ void run_steady_pass(const Warp<D>& warp, int split, 
   for (int i = 0; i < 2; ++i) {
     if (i == int(early)) prepare();
     if (i == 1) break;
-    steady.locate();
+    steady.next();
 #pragma unroll
     for (int c = 0; c < steady.kChunks; ++c) steady.template copy<false>(c);
 #pragma unroll
     for (int c = 0; c < steady.kChunks; ++c) steady.template copy<true>(c);
   }
 #pragma unroll 1
-  for (; tiles.more(); tiles = steady.ahead) {
+  for (; tiles.more(); tiles = steady.ahead.tile) {
     const bool shifted = warp.shift != 0 && tiles.page() >= warp.keep_pages;
     if (shifted != base) load_queries(warp, shifted, q);
     base = shifted;
-    float own[4] = {}, k_scale[2], v_scale[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      k_scale[i] = __half2float(steady.place.k_scale[i]), v_scale[i] = __half2float(steady.place.v_scale[i]);
-    steady.ahead.next(warp);
-    steady.locate();
+    float own[4] = {};
+    const TileScales scales = load_scales(warp, Known<F, F>{}, steady.place, tiles.first_key());
+    steady.next();
     steady.score_tile(q, own);
-    weigh_tile<D, false>(warp, tiles.first_key(), own, k_scale, v_scale, sums);
+    weigh_tile<D, false>(warp, tiles.first_key(), own, scales.k, scales.v, sums);
     steady.mix_tile(sums);
   }
   wait_copies<0>();

@@ -129,20 +129,31 @@ __device__ __forceinline__ void merge_head(const AttentionArgs& a) {
   const int64_t head = int64_t(blockIdx.y) * a.n_head + int(blockIdx.x) / kRanks;
   const float2* ms = reinterpret_cast<const float2*>(a.partial_sums) + head * a.n_splits;
   const float4* from = reinterpret_cast<const float4*>(a.partial + head * a.n_splits * kDim) + at;
+  // The first parts' values are on their way while their weights are found. A part without work left none:
+  // what is read of it has no weight.
+  constexpr int kAhead = 8, kStep = kGroups * kRanks;
+  const int first = rank * kGroups + group;
+  float4 early[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    if (first + i * kStep < a.n_splits) early[i] = from[(first + i * kStep) * kEach];
   float largest = -INFINITY;
   for (int s = lane; s < a.n_splits; s += 32) largest = fmaxf(largest, ms[s].x);
   largest = warp_max(largest);
   float4 acc = {0, 0, 0, 0};
   float total = 0;
-#pragma unroll 8
-  for (int s = rank * kGroups + group; s < a.n_splits; s += kGroups * kRanks) {
+  const auto add = [&](int s, const float4& v) {
     const float2 part = ms[s];
-    const float w = part.y == 0 ? 0.0f : __expf(part.x - largest);
-    float4 v = {0, 0, 0, 0};
-    if (part.y != 0) v = from[s * kEach];  // a part without work left nothing
+    if (part.y == 0) return;
+    const float w = __expf(part.x - largest);
     total += w * part.y;
     acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
-  }
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    if (first + i * kStep < a.n_splits) add(first + i * kStep, early[i]);
+#pragma unroll 4
+  for (int s = first + kAhead * kStep; s < a.n_splits; s += kStep) add(s, from[s * kEach]);
   sums[group][at] = acc;
   if (at == 0) totals[group] = total;
   __syncthreads();

@@ -61,7 +61,8 @@ __device__ __forceinline__ void copy_slice(uint32_t slot, uint32_t to, const uin
     uint32_t at = to + i * S::kRows * S::kStride;
     if (F == KvForm::kF16 && kValues && i % 2) at = slot + ((at - slot) ^ 64);  // piece_place of rows 2, 3 ..
     const int row = lane / S::kPieces + i * S::kRows;
-    copy_to<16>(at, from + i * S::kRows * kRow, coded(F) || !kValues || (row >= low && row < high));
+    const bool valid = coded(F) || !kValues || (row >= low && row < high);
+    copy_to<16>(at, from + i * S::kRows * kRow, valid);
   }
 }
 // q8_0: the scales of the slice, 8 bytes a key.
@@ -89,20 +90,28 @@ __device__ __forceinline__ void fill_table(uint32_t table, int d) {
   } else if constexpr (coded(F)) {
     const float* level = kHeadTables.level[b - 2][size_index(d)];
     constexpr int kMask = (1 << b) - 1;
-    const int lane = int(threadIdx.x) % 32;
+    // Eight threads a row, 16 bytes of each half each.
 #pragma unroll 1
-    for (int row = int(threadIdx.x) / 32; row < 256; row += int(blockDim.x) / 32) {
+    for (int row = int(threadIdx.x) / 8; row < 256; row += int(blockDim.x) / 8) {
       const auto pair = [&](int at) {
         return as_word(__floats2half2_rn(level[row >> at & kMask], level[row >> (at + b) & kMask]));
       };
-      const uint32_t to = table + row * 256;
-      if constexpr (b == 2) {
-        asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(to + lane * 8), "r"(pair(0)), "r"(pair(4))
+      const auto fill = [&](int half, uint32_t even, uint32_t odd) {
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%1,%2};" ::"r"(table + row * 256 + half * 128 +
+                                                                   int(threadIdx.x) % 8 * 16),
+                     "r"(even), "r"(odd)
                      : "memory");
+      };
+      const uint32_t first = pair(0);
+      if constexpr (b == 2) {
+        const uint32_t second = pair(4);
+        fill(0, first, second), fill(1, first, second);
       } else {
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + lane * 4), "r"(pair(0)) : "memory");
-        if constexpr (b == 3)
-          asm volatile("st.shared.u32 [%0+128], %1;" ::"r"(to + lane * 4), "r"(pair(2)) : "memory");
+        fill(0, first, first);
+        if constexpr (b == 3) {
+          const uint32_t upper = pair(2);
+          fill(1, upper, upper);
+        }
       }
     }
   }

@@ -145,7 +145,9 @@ struct Warp {
   // And whether any lane of the team says so.
   __device__ __forceinline__ bool meet_any(bool mine) const {
     if constexpr (kTeam == 1) {
-      return __any_sync(~0u, mine);
+      const bool any = __any_sync(~0u, mine);  // a vote alone orders no memory
+      __syncwarp();
+      return any;
     } else {
       int any;
       asm volatile(
@@ -304,7 +306,8 @@ struct Tiles<D, true> {
 // Weights of this warp's keys of a tile from its own share of their scores and the team's.
 template <int D, bool kExact>
 __device__ __forceinline__ void weigh_tile(const Warp<D>& warp, int first_key, const float (&own)[4],
-                                           const float (&k_scale)[2], const float (&v_scale)[2], Sums& sums) {
+                                           const __half (&k_scale)[2], const __half (&v_scale)[2],
+                                           Sums& sums) {
   constexpr int kTeam = Warp<D>::kTeam, kChunks = Tiles<D, kExact>::kChunks;
   const AttentionArgs& a = warp.a;
   float x[4], weight[2];
@@ -322,7 +325,7 @@ __device__ __forceinline__ void weigh_tile(const Warp<D>& warp, int first_key, c
   const int key = first_key + warp.part * kChunkKeys + warp.lane / 4;
   const float unit = a.softcap > 0 ? __fdividef(a.scale, a.softcap) : a.scale * kLog2E;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) x[e] *= k_scale[e / 2] * unit;
+  for (int e = 0; e < 4; ++e) x[e] *= __half2float(k_scale[e / 2]) * unit;
   if (a.softcap > 0)
 #pragma unroll
     for (int e = 0; e < 4; ++e) x[e] = a.softcap * kLog2E * tanh_fast(x[e]);
@@ -330,7 +333,7 @@ __device__ __forceinline__ void weigh_tile(const Warp<D>& warp, int first_key, c
   for (int i = 0; i < 2; ++i) {
     const int pos = key + 8 * i;
     const bool seen = pos >= warp.first_pos && pos <= warp.pos && warp.part < kChunks;
-    weight[i] = seen ? v_scale[i] : 0.0f;
+    weight[i] = seen ? __half2float(v_scale[i]) : 0.0f;
     x[2 * i] = seen ? x[2 * i] : -INFINITY;
     x[2 * i + 1] = seen ? x[2 * i + 1] : -INFINITY;
   }
