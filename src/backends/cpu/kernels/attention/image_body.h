@@ -11,8 +11,6 @@
 namespace kvasir::cpu {
 namespace {
 
-constexpr int kMaxImageDims = 2 * kMaxHeadDim;
-
 // Source::get() is the ImageSource.
 template <typename Vec, typename Source>
 struct ImageKeys {
@@ -22,12 +20,11 @@ struct ImageKeys {
                          std::byte* packed) {
     const ImageSource& source = Source::get();
     if (!source.query) return Keys::pack_rows(q, tile, head_dim, scale, packed);
-    alignas(64) float row[kMaxImageDims];
-    for (int i = 0; i < tile.n; ++i) {
-      source.query(q[i], head_dim, row);
-      const float* rows[1] = {row};
-      Keys::pack_rows(rows, {tile.row + i, 1}, head_dim * source.widen, scale, packed);
-    }
+    alignas(64) float wide[Vec::kTileRows * kMaxImageDims];
+    const float* rows[Vec::kTileRows];
+    for (int i = 0; i < tile.n; ++i) rows[i] = wide + i * kMaxImageDims;
+    source.query(q, tile.n, head_dim, wide);
+    Keys::pack_rows(rows, tile, head_dim * source.widen, scale, packed);
   }
 
   static void score(const ScoreTask& task) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/planar_image_body.h"
@@ -227,6 +228,21 @@ const ImageSource* image_source(DType type) {
   for (const ImageSource& source : kSources)
     if (source.type == type) return &source;
   return nullptr;
+}
+
+const int16_t* sketch_words() {
+  static const std::vector<int16_t> words = [] {
+    constexpr int kWidth = formats::kSketch;
+    std::vector<int16_t> out(size_t(128) * kWidth);
+    for (int i = 0; i < 128; ++i)
+      for (int j = 0; j < kWidth; ++j) {
+        const float exact = formats::qjl_projection()[i * kWidth + j] * float(kSketchUnit);
+        out[size_t(i / 2 * 2 * kWidth + j * 2 + i % 2)] =
+            int16_t(formats::nearest_int_in(exact, -32767, 32767));
+      }
+    return out;
+  }();
+  return words.data();
 }
 
 const TrellisBytes& trellis_bytes(int bits, bool biased) {

@@ -9,12 +9,18 @@
 //   tbq3_tcq, blocks of a scale d_b and levels of a table (formats/tcq_table.h): scale = max_b d_b * step,
 //     share_b = min(32767, nearest(32768 d_b / max_b d_b)), byte = floor((rounded level * share_b + 16384) /
 //     32768): the rounded level itself in a head of 128, else off by 1/2 + 127 / 65536 at most
+// The sketch P^T q of a query (qjl1_256) is a sum of whole numbers too, each block of 128 values apart:
+//   s[j] = t / (kSketchCodes kSketchUnit) sum_i nearest(kSketchCodes q[i] / t) nearest(kSketchUnit P[i][j]),
+//   t = max |q| of the block
+// Both roundings add noise of t sqrt(128 / 12) / kSketchCodes + |q| / (kSketchUnit sqrt(12)), root mean
+// square: .03 % of a sketch value's size for Gaussian q, beside .7 % of rounding the sketch itself to 8 bits.
 // The bytes are the same on every ISA: the code of this file is compiled once, and what an ISA replaces moves
 // whole numbers only.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cpu/kernels/attention/attention.h"
 #include "backends/cpu/kernels/attention/kernels.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
 #include "formats/tcq_table.h"
@@ -27,8 +33,9 @@ struct ImageSource {
   DType type;
   int widen;  // image dimensions a value of a key: 2 for qjl1_256
   int bits;   // of an image's dimension in a page
-  // The sketch of a query row, into out[head_dim * widen]; null where the query is taken as it is.
-  void (*query)(const float* q, int head_dim, float* out);
+  // Sketches of n query rows, of row i into out[i * kMaxImageDims ..] [head_dim * widen]; null where the
+  // query is taken as it is. n: at most the rows of a tile.
+  void (*query)(const float* const* q, int n, int head_dim, float* out);
   // Keys 32 * group .. of a region: images [head_dim * widen / 16][8][64] and scales[32].
   void (*keys)(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
                const formats::TcqTable* table);
@@ -38,6 +45,13 @@ struct ImageSource {
   void (*values)(const std::byte* region, int head_dim, int d, const float* scales, std::byte* images,
                  const formats::TcqTable* table);
 };
+
+// The most dimensions of an image row.
+inline constexpr int kMaxImageDims = 2 * kMaxHeadDim;
+// 32 bits hold any sum: kSketchCodes times the largest sum_i |P[i][j]| kSketchUnit is below 2^31 (a test).
+inline constexpr int kSketchCodes = 8191, kSketchUnit = 2048;
+// nearest(kSketchUnit P[i][j]) as [i / 2][j][i % 2].
+const int16_t* sketch_words();
 
 // nullptr for types that are not expanded. Keys of qjl1_256 only: its value functions are null.
 const ImageSource* image_source(DType type);

@@ -174,24 +174,66 @@ struct PlanarImages {
       }
   }
 
-  // The sketch of a query row, with the sums of qjl_sketch.
-  static void query(const float* q, int head_dim, float* out) {
-    float* const begin = out;
-    constexpr int kVectors = 4;
-    for (int d = 0; d < head_dim; d += kForm.values)
-      for (int j = 0; j < kForm.dims; j += kVectors * n, out += kVectors * n) {
-        const float* projection = formats::qjl_projection() + j;
-        F sums[kVectors];
-        for (F& sum : sums) sum = Vec::zero();
-        for (int i = 0; i < kForm.values; ++i, projection += kForm.dims) {
-          const F x = Vec::set1(q[d + i]);
+  // Rows of one block of 128 values: what a sum is worth, its codes, and where its sketch goes.
+  struct SketchRows {
+    alignas(64) int16_t codes[Vec::kTileRows][kForm.values];
+    float scale[Vec::kTileRows];
+    float* out;
+  };
+  template <int kRows>
+  struct Sketch {
+    static void call(const SketchRows& rows) {
+      constexpr int kVectors = 2;
+      for (int j = 0; j < kForm.dims; j += kVectors * n) {
+        typename Vec::Dot sums[kRows][kVectors];
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = Vec::dot_zero();
+        const int16_t* words = sketch_words() + 2 * j;
 #pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v)
-            sums[v] = Vec::add(sums[v], Vec::mul(x, Vec::load(projection + v * n)));
+        for (int i = 0; i < kForm.values; i += 2, words += 2 * kForm.dims) {
+          const I first = Vec::iload(words), second = Vec::iload(words + 2 * n);
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) {
+            const I x = Vec::iset1(load_word(reinterpret_cast<const uint8_t*>(rows.codes[r] + i)));
+            sums[r][0] = Vec::dot16(sums[r][0], first, x);
+            sums[r][1] = Vec::dot16(sums[r][1], second, x);
+          }
         }
-        for (int v = 0; v < kVectors; ++v) Vec::store(out + v * n, sums[v]);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          float* out = rows.out + r * kMaxImageDims + j;
+          const F scale = Vec::set1(rows.scale[r]);
+          Vec::store(out, Vec::mul(Vec::to_float(Vec::dot_sum(sums[r][0])), scale));
+          Vec::store(out + n, Vec::mul(Vec::to_float(Vec::dot_sum(sums[r][1])), scale));
+        }
       }
-    if (mutated(Mutation::kSketchSign)) begin[7] = -begin[7];
+    }
+  };
+
+  // Not inlined: compilers take its output for unset where they see how a tile is dispatched.
+  [[gnu::noinline]] static void query(const float* const* q, int n_rows, int head_dim, float* out) {
+    SketchRows rows;
+    for (int d = 0; d < head_dim; d += kForm.values) {
+      for (int r = 0; r < n_rows; ++r) {
+        F top = Vec::zero(), poison = Vec::zero();  // poison: NaN when a value is not finite, else 0
+        for (int i = 0; i < kForm.values; i += n) {
+          const F x = Vec::load(q[r] + d + i);
+          top = Vec::max(top, Vec::abs(x));
+          poison = Vec::add(poison, Vec::mul(x, Vec::zero()));
+        }
+        const float most = Vec::reduce_max(top);
+        const F to_code = Vec::set1(most > 1e-30f ? float(kSketchCodes) / most : 0.0f);
+        for (int i = 0; i < kForm.values; i += n)
+          Vec::store_s16(rows.codes[r] + i, Vec::mul(Vec::load(q[r] + d + i), to_code));
+        rows.scale[r] = most * (1.0f / (float(kSketchCodes) * float(kSketchUnit))) + Vec::reduce_add(poison);
+      }
+      rows.out = out + d * (kForm.dims / kForm.values);
+      by_rows<Sketch, Vec::kTileRows, const SketchRows&>(n_rows, rows);
+    }
+    for (int r = 0; r < n_rows && mutated(Mutation::kSketchSign); ++r) {
+      float* row = out + r * kMaxImageDims;
+      row[7] = -row[7];
+    }
   }
 
   static constexpr DType kType = type;
