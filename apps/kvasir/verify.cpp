@@ -361,7 +361,7 @@ Command verify_command() {
        .argument = "NAME",
        .kind = Kind::kText,
        .group = "What to check",
-       .help = "a slower row of CPU kernels: generic, avx2, avx512 or neon; the result is then diagnostic"},
+       .help = "slower kernels than the best: generic, avx2, avx512 or neon of a CPU, sm_80 of a GPU; the result is then diagnostic"},
       {.names = "-t, --threads",
        .argument = "N",
        .kind = Kind::kInteger,

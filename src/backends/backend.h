@@ -35,7 +35,7 @@ struct Decisions {
   int n_seq = 1;             // sequences a step may mix
   bool trace = false;        // collect time per op
   bool keep_values = false;  // give every value its own memory so that inspect() works (tests)
-  bool portable_kernels = false;  // none that only the newest devices run (tests)
+  bool portable_kernels = false;  // none that only the newest devices run
 };
 
 // Device memory of one graph's KV caches: data[i] belongs to Graph::kv[i] and holds n_pages[i] pages,

@@ -20,9 +20,9 @@ BackendStatus cuda_status() {
 #endif
 }
 
-std::unique_ptr<Backend> create_cuda() {
+std::unique_ptr<Backend> create_cuda([[maybe_unused]] std::string_view isa) {
 #ifdef KVASIR_HAVE_CUDA
-  return cuda::create_backend();
+  return cuda::create_backend(isa);
 #else
   fail(ErrorCode::kNoDevice, "backend 'cuda': {}", cuda_status().reason);
 #endif
@@ -49,7 +49,7 @@ std::unique_ptr<Backend> create_backend(std::string_view name, int n_threads, st
   for (const BackendStatus& status : known_backends()) {
     if (status.name != name) continue;
     if (!status.available) fail(ErrorCode::kNoDevice, "backend '{}': {}", name, status.reason);
-    return create_cuda();
+    return create_cuda(isa_text);
   }
   fail(ErrorCode::kUsage, "unknown backend '{}'; known: cpu, cuda, vulkan, metal", name);
 }

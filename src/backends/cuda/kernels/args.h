@@ -28,6 +28,7 @@ struct LaunchShape {
 };
 void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kernel, void** arguments);
 void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes);
+bool kernel_loads(const void* kernel);
 // Bytes of shared memory a block may have on the current device.
 size_t shared_memory_limit();
 // It multiplies by warp groups (sm_90).

@@ -365,7 +365,7 @@ bool CudaExecutable::runs_near(const Rows& rows, int kv, ValueId out) const {
 
 // True when attend_near() takes this attention; it makes the heads too when they are the node before it.
 bool CudaExecutable::add_near(const Op& op, NearArgs& near) {
-  if (decisions_.flash != backends::FlashAttention::kOn) return false;
+  if (decisions_.flash != backends::FlashAttention::kOn || decisions_.portable_kernels) return false;
   near.kv = kv_[size_t(op.kv)];
   near.n_head = op.n_head;
   near.scale = op.scale;
@@ -388,10 +388,10 @@ bool CudaExecutable::add_near(const Op& op, NearArgs& near) {
 void CudaExecutable::add_matmul_node(const Op& op, std::vector<Part> parts, std::string name) {
   need_int8(parts[0].in);
   const ValueId in = parts[0].in;
-  const bool streams = can_stream(product(parts, {1, 1}));
-  if (!streams && feeds_int8(in)) int8_one_[size_t(in)] = true;
+  const bool streamed = streams(product(parts, {1, 1}));
+  if (!streamed && feeds_int8(in)) int8_one_[size_t(in)] = true;
   std::vector<ValueId> touches;
-  if (const auto it = norms_.find(in); it != norms_.end() && streams && width(in) <= kMaxNormedRow) {
+  if (const auto it = norms_.find(in); it != norms_.end() && streamed && width(in) <= kMaxNormedRow) {
     NormNode& norm = it->second;
     if (norm.made_for == 0) norm.maker = nodes_.size();
     norm.made_for += int(parts.size());
@@ -620,7 +620,7 @@ void CudaExecutable::build_nodes() {
       case OpKind::logits:
         logits_op_ = &op;
         need_int8(op.in[0]);
-        if (!can_stream(logits_product(1))) int8_one_[size_t(op.in[0])] = true;
+        if (!streams(logits_product(1))) int8_one_[size_t(op.in[0])] = true;
         ++i;
         break;
     }

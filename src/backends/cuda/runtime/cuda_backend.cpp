@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "backends/cuda/kernels/elementwise/elementwise.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
 #include "backends/cuda/runtime/pages.h"
@@ -31,16 +32,27 @@ std::string driver_text() {
                      runtime % 1000 / 10);
 }
 
+constexpr std::string_view kPortable = "sm_80";
+#ifdef KVASIR_SM_90A
+constexpr bool kHopperBuilt = true;
+#else
+constexpr bool kHopperBuilt = false;
+#endif
+
 // Counts the backends that are alive: the device can be reset when there are none.
 class Alive {
  public:
   Alive() {
     const std::lock_guard guard(lock_);
-    if (n_++ == 0) revive_device();
+    ++n_;
   }
   ~Alive() {
     const std::lock_guard guard(lock_);
     --n_;
+  }
+  static bool any() {
+    const std::lock_guard guard(lock_);
+    return n_ > 0;
   }
   Alive(const Alive&) = delete;
   Alive& operator=(const Alive&) = delete;
@@ -52,9 +64,14 @@ class Alive {
 
 class CudaBackend final : public backends::Backend {
  public:
-  CudaBackend() {
+  explicit CudaBackend(std::string_view isa) {
     check(cudaSetDevice(0), "opening the device");
     check(cudaGetDeviceProperties(&device_, 0), "reading the device's properties");
+    const std::string own = fmt::format("sm_{}{}", device_.major, device_.minor);
+    isa_ = isa.empty() ? own : std::string(isa);
+    if (isa_ != own && isa_ != kPortable)
+      fail(ErrorCode::kUsage, "kernels '{}' are unknown or not for this device; it has {} and {}", isa, own, kPortable);
+    portable_ = isa_ == kPortable || !kHopperBuilt || device_.major != 9 || device_.minor != 0;
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   }
   ~CudaBackend() override {
@@ -66,7 +83,7 @@ class CudaBackend final : public backends::Backend {
     backends::Caps caps;
     caps.name = "cuda";
     caps.device = device_.name;
-    caps.isa = fmt::format("sm_{}{}", device_.major, device_.minor);
+    caps.isa = isa_;
     caps.uuid = uuid_text(device_.uuid);
     caps.driver = driver_text();
     caps.memory_bytes = device_.totalGlobalMem;
@@ -113,7 +130,9 @@ class CudaBackend final : public backends::Backend {
   std::unique_ptr<backends::Executable> compile(const graph::Graph& graph,
                                                 const backends::Decisions& decisions,
                                                 const backends::KvBuffers& kv, int max_rows) override {
-    return std::make_unique<CudaExecutable>(graph, weights_, decisions, kv, max_rows, stream_, caps().isa);
+    backends::Decisions own = decisions;
+    own.portable_kernels = own.portable_kernels || portable_;
+    return std::make_unique<CudaExecutable>(graph, weights_, own, kv, max_rows, stream_, isa_);
   }
   void submit(backends::Executable& executable, const graph::StepParams& step) override {
     static_cast<CudaExecutable&>(executable).run(step);
@@ -144,6 +163,8 @@ class CudaBackend final : public backends::Backend {
  private:
   Alive alive_;  // first: it outlives what is on the device
   cudaDeviceProp device_{};
+  std::string isa_;
+  bool portable_ = false;  // no kernels but those that sm_80 has too
   cudaStream_t stream_ = nullptr;
   DeviceWeights weights_;
   std::map<std::byte*, Memory> buffers_;
@@ -160,18 +181,24 @@ std::string device_problem() {
   if (status != cudaSuccess && status != cudaErrorNoDevice)
     return fmt::format("the CUDA runtime reports: {}", cudaGetErrorString(status));
   if (count == 0) return "the driver lists no CUDA device";
+  if (!Alive::any()) revive_device();
   cudaDeviceProp device{};
   if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) return "the first CUDA device cannot be opened";
-  if (device.major < 9)
-    return fmt::format("{} has compute capability {}.{}; this build's kernels need 9.0", device.name,
+  if (device.major < 8)
+    return fmt::format("{} has compute capability {}.{}; the kernels need 8.0 or later", device.name,
                        device.major, device.minor);
+  if (!has_code_for_device())
+    return fmt::format(
+        "{} has compute capability {}.{}, and this program's kernels are built for {}; configure with "
+        "-DKVASIR_CUDA_ARCHITECTURES={}{}",
+        device.name, device.major, device.minor, KVASIR_CUDA_ARCHITECTURES, device.major, device.minor);
   return {};
 }
 
-std::unique_ptr<backends::Backend> create_backend() {
+std::unique_ptr<backends::Backend> create_backend(std::string_view isa) {
   const std::string problem = device_problem();
   if (!problem.empty()) fail(ErrorCode::kNoDevice, "backend 'cuda': {}", problem);
-  return std::make_unique<CudaBackend>();
+  return std::make_unique<CudaBackend>(isa);
 }
 
 double measure_copy_rate() {

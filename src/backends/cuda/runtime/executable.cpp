@@ -22,7 +22,7 @@ CudaExecutable::~CudaExecutable() {
 }
 
 Launch CudaExecutable::next() {
-  const Launch launch{stream_, may_overlap_ && !decisions_.trace};
+  const Launch launch{stream_, may_overlap_ && !decisions_.trace && !decisions_.portable_kernels};
   may_overlap_ = true;
   return launch;
 }
@@ -237,7 +237,7 @@ void CudaExecutable::settle() {
 }
 
 bool CudaExecutable::chooses() const {
-  return logits_op_ && !decisions_.trace && can_stream(logits_product(1));
+  return logits_op_ && !decisions_.trace && streams(logits_product(1));
 }
 
 void CudaExecutable::run_ahead(const graph::StepParams& step) {
@@ -339,7 +339,7 @@ void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows
     return;
   }
   const MatvecArgs args = product(parts, rows);
-  if (n == 1 && can_stream(args))
+  if (n == 1 && streams(args))
     run_stream(parts, args, node);
   else
     matvec(next(), args);
@@ -385,7 +385,7 @@ void CudaExecutable::run_logits(int first, int n) {
   const MatrixView& w = weights_.matrices[size_t(logits_op_->w[0])];
   if (rows_.out <= kMaxMatvecRows) {
     const MatvecArgs args = logits_product(n);
-    if (n == 1 && can_stream(args))
+    if (n == 1 && streams(args))
       stream_matvec(next(), {args, {}, slot().params.as<uint64_t>() + 1});
     else
       matvec(next(), args);

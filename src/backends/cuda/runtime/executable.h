@@ -143,6 +143,7 @@ class CudaExecutable final : public backends::Executable {
   bool runs_near(const Rows& rows, int kv, graph::ValueId out) const;
   void run_gemm(const Part& part, int n_rows);
   void to_half(graph::ValueId v, int n_rows);
+  bool streams(const MatvecArgs& product) const { return !decisions_.portable_kernels && can_stream(product); }
   Launch next();  // overlap with whatever was launched before it
   StepView step_view() const;
   float* data(graph::ValueId v) const { return v == graph::kNone ? nullptr : value_data_[size_t(v)]; }

@@ -46,6 +46,13 @@ bool has_warp_group_products() {
   return major == 9 && minor == 0;
 }
 
+bool kernel_loads(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+  (void)cudaGetLastError();
+  return status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction;
+}
+
 size_t shared_memory_limit() {
   int device = 0, bytes = 0;
   check(cudaGetDevice(&device), "asking for the device");

@@ -153,6 +153,8 @@ void half_rows(const Launch& how, const float* x, int n, int n_rows, uint16_t* y
   launch(how, dim3(unsigned(n_rows)), dim3(256), 0, half_kernel, x, n, reinterpret_cast<__half*>(y), scale);
 }
 
+bool has_code_for_device() { return kernel_loads(reinterpret_cast<const void*>(select_kernel)); }
+
 void select_rows(const Launch& how, const float* x, const StepView& step, int n, int n_out, float* out) {
   launch(how, dim3(unsigned((n / 4 + 127) / 128), unsigned(n_out)), dim3(128), 0, select_kernel, x, step, n,
          out);

@@ -21,6 +21,8 @@ struct NormArgs {
 void norm_rows(const Launch& how, const NormArgs& args, int n_rows);
 
 void quantize_rows(const Launch& how, const float* x, int n, int n_rows, const QuantRows& out);
+// Whether this program has code for the current device.
+bool has_code_for_device();
 // f16 rows for the matrix units: x = scale[row] * y, the largest |y| of a row is 1024.
 void half_rows(const Launch& how, const float* x, int n, int n_rows, uint16_t* y, float* scale);
 // out[r] = x[out_rows[r]]
