@@ -9,7 +9,7 @@ namespace {
 
 template <DType type>
 using Trellis =
-    std::conditional_t<trellis_bits(type) != 0, TrellisSources<avx2::Vec>::Of<type>, SharedSource<type>>;
+    std::conditional_t<type == DType::tbq3_tcq, TcqSources<avx2::Vec>, TrellisSources<avx2::Vec>::Of<type>>;
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/image_body.h"
 #include "backends/cpu/kernels/attention/trellis_encode_avx512.h"
+#include "backends/cpu/kernels/attention/trellis_symbols_body.h"
 #include "backends/cpu/kernels/simd/vec_avx512.h"
 #include "base/mutation.h"
 
@@ -39,11 +40,11 @@ template <int kTables>
 }
 
 template <int b>
-struct TrellisVectors {
+struct TrellisVectors : TrellisSymbols<Vec, b> {
+  using Symbols = TrellisSymbols<Vec, b>;
+  using Symbols::kLines, Symbols::kPairs, Symbols::two_symbols, Symbols::three_symbols;
+  using typename Symbols::Before;
   static constexpr int kTables = b == 2 ? 2 : 4;  // vectors of the levels whose state starts with a 0
-  static constexpr int kLines = b * kImage;
-  static constexpr int kPairs = kBlockImages / 2;
-  static constexpr uint8_t kMask = (1 << b) - 1;
   I table[kTables];
 
   explicit TrellisVectors(int bias) {
@@ -53,36 +54,6 @@ struct TrellisVectors {
       table[0] = _mm512_mask_add_epi8(table[0], 1ull << 37, table[0], _mm512_set1_epi8(3));
   }
 
-  // Symbols of images 2 p and 2 p + 1 of a block: bits 0 .. b - 1 and b .. 2 b - 1, above them anything.
-  template <int p>
-  [[gnu::always_inline]] static I pair(const std::byte* lines) {
-    if constexpr (b == 2)
-      return p % 2 ? _mm512_srli_epi32(Vec::iload(lines + p / 2 * kImage), 4)
-                   : Vec::iload(lines + p / 2 * kImage);
-    if constexpr (b != 3 || p < 3) return Vec::iload(lines + p * kImage);
-    const I third = Vec::iload(lines + 2 * kImage);  // its top bits are theirs
-    const I odd =
-        Vec::select_bits(0x18, _mm512_srli_epi32(Vec::iload(lines + kImage), 3), _mm512_srli_epi32(third, 2));
-    return Vec::select_bits(0x03, _mm512_srli_epi32(Vec::iload(lines), 6),
-                            Vec::select_bits(0x04, _mm512_srli_epi32(third, 4), odd));
-  }
-
-  // What the symbols before those of a pair leave: the pair, and (2 bits) its last two symbols in a byte.
-  struct Before {
-    I symbols, two[2];
-  };
-  template <typename Along>
-  [[gnu::always_inline]] static void two_symbols(const Along& along, I (&two)[2]) {
-    two[0] = Vec::select_bits(kMask, along.now, along.template moved<1, b>());
-    two[1] = Vec::select_bits(kMask, _mm512_srli_epi32(along.now, b), along.template moved<1, 0>());
-  }
-  template <typename Along>
-  [[gnu::always_inline]] static Before before(I symbols) {  // what came before them matters no more
-    Before out{symbols, {}};
-    if constexpr (b == 2) two_symbols(Along{symbols, symbols}, out.two);
-    return out;
-  }
-
   // Levels of the states that a pair's symbols lead to. The table is odd: a state with its first bit set has
   // the complement of the level of the state without it.
   template <typename Along>
@@ -90,7 +61,10 @@ struct TrellisVectors {
     const Along along{now, before.symbols};
     I index[2];
     __mmask64 first[2];
-    two_symbols(along, index);
+    if constexpr (b == 3)
+      three_symbols(along, index);
+    else
+      two_symbols(along, index);
     if constexpr (b == 2) {
       for (int i = 0; i < 2; ++i) {
         const I old = before.two[i];
@@ -99,10 +73,6 @@ struct TrellisVectors {
         first[i] = _mm512_movepi8_mask(index[i]);
       }
     } else {
-      if constexpr (b == 3) {  // the lower two bits of the symbol before the last
-        index[0] = Vec::select_bits(0x3f, index[0], along.template moved<2, 6>());
-        index[1] = Vec::select_bits(0x3f, index[1], along.template moved<2, 3>());
-      }
       const I second = along.template moved<2, 0>();
       first[0] = _mm512_test_epi8_mask(second, _mm512_set1_epi8(b == 3 ? 4 : 1));
       first[1] = _mm512_test_epi8_mask(second, _mm512_set1_epi8(b == 3 ? 32 : 16));
@@ -115,11 +85,12 @@ struct TrellisVectors {
   }
 
   void keys(const std::byte* lines, int n_blocks, std::byte* images) const {
-    Before last = before<AlongKeys>(pair<kPairs - 1>(lines + (n_blocks - 1) * kLines));
-    if (mutated(Mutation::kSeam)) last = before<AlongKeys>(Vec::izero());
+    Before last = Symbols::template before<AlongKeys>(
+        Symbols::template pair<kPairs - 1>(lines + (n_blocks - 1) * kLines));
+    if (mutated(Mutation::kSeam)) last = Symbols::template before<AlongKeys>(Vec::izero());
     for (int i = 0; i < n_blocks; ++i, lines += kLines, images += kBlockImages * kImage) {
       static_for<kPairs>([&](auto p) [[gnu::always_inline]] {
-        expand<AlongKeys>(pair<p>(lines), last, images + p * 2 * kImage);
+        expand<AlongKeys>(Symbols::template pair<p>(lines), last, images + p * 2 * kImage);
       });
     }
   }
@@ -127,9 +98,9 @@ struct TrellisVectors {
   // Two blocks of 16 dimensions and 32 tokens.
   void values(const std::byte* before_lines, const std::byte* lines, std::byte* images) const {
     static_for<kPairs>([&](auto p) [[gnu::always_inline]] {
-      Before last = before<AlongLanes>(pair<p>(before_lines));
+      Before last = Symbols::template before<AlongLanes>(Symbols::template pair<p>(before_lines));
       for (int half = 0; half < 2; ++half)
-        expand<AlongLanes>(pair<p>(lines + half * kLines), last,
+        expand<AlongLanes>(Symbols::template pair<p>(lines + half * kLines), last,
                            images + (half * kBlockImages + p * 2) * kImage);
     });
   }
@@ -167,27 +138,6 @@ void trellis_values(const std::byte* region, int head_dim, int d, const float*, 
                    images + half * 2 * kBlockImages * kImage);
 }
 
-// TcqShares of image_source.h, of one block.
-struct TcqBlock {
-  alignas(64) float top[kPage];
-  alignas(64) int16_t share[kPage];  // of the first `n` tokens
-
-  TcqBlock(const std::byte* region, int head_dim, int block, int first, int n) {
-    for (int t = 0; t < n; t += Vec::kN) {
-      const auto scale = [&](int b) {
-        return Vec::load(reinterpret_cast<const F16*>(region + tcq_block(head_dim, b)) + first + t);
-      };
-      __m512 most = scale(0);
-      for (int b = 1; b < head_dim / 128; ++b) most = Vec::max(most, scale(b));
-      Vec::store(top + t, most);
-      const __m512 of_top = Vec::if_less(Vec::zero(), most, Vec::div(scale(block), most), Vec::set1(1.0f));
-      const I whole = Vec::to_int(Vec::mul(of_top, Vec::set1(32768.0f)));
-      Vec::store_u16(reinterpret_cast<uint16_t*>(share + t),
-                     _mm512_min_epi32(whole, _mm512_set1_epi32(32767)));
-    }
-  }
-};
-
 // tbq3_tcq (kv_page.h): two symbols before each block of 128, and a share of each block and token by which
 // its bytes are multiplied (_mm512_mulhrs_epi16 is tcq_byte of image_source.h).
 struct TcqVectors {
@@ -206,9 +156,7 @@ struct TcqVectors {
   [[gnu::always_inline]] void levels(I now, I before, I (&out)[2]) const {
     const Along along{now, before};
     I index[2];
-    Trellis::two_symbols(along, index);
-    index[0] = Vec::select_bits(0x3f, index[0], along.template moved<2, 6>());
-    index[1] = Vec::select_bits(0x3f, index[1], along.template moved<2, 3>());
+    Trellis::three_symbols(along, index);
     const I second = along.template moved<2, 0>();
     for (int i = 0; i < 2; ++i) {
       const __mmask64 first = _mm512_test_epi8_mask(second, _mm512_set1_epi8(i ? 32 : 4));
@@ -232,7 +180,7 @@ struct TcqVectors {
     for (int i = 0; i < head_dim / kBlockDims; ++i, lines += 3 * kImage, images += kBlockImages * kImage) {
       if (i % 8 == 0) {
         before = Vec::izero();
-        const TcqBlock shares(region, head_dim, i / 8, group * kGroupKeys, kGroupKeys);
+        const TcqBlock<Vec> shares(region, head_dim, i / 8, group * kGroupKeys, kGroupKeys);
         for (int half = 0; half < 2; ++half) {
           const std::byte* p =
               region + tcq_block(head_dim, i / 8) + kTcqBefore + group * kGroupKeys + half * 16;
@@ -296,7 +244,7 @@ struct TcqVectors {
 void tcq_keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
               const formats::TcqTable* given) {
   const formats::TcqTable& table = tcq_table(given);
-  const TcqBlock first(region, head_dim, 0, group * kGroupKeys, kGroupKeys);
+  const TcqBlock<Vec> first(region, head_dim, 0, group * kGroupKeys, kGroupKeys);
   for (int t = 0; t < kGroupKeys; ++t) scales[t] = first.top[t] * table.step;
   const size_t group_bytes = size_t(head_dim / kBlockDims) * 3 * kImage;
   TcqVectors(table, head_dim, bias)
@@ -307,7 +255,7 @@ void tcq_values(const std::byte* region, int head_dim, int d, const float*, std:
                 const formats::TcqTable* given) {
   constexpr int kLines = 3 * kImage, kSliceLines = 4 * kLines;
   const TcqVectors vectors(tcq_table(given), head_dim, 0);
-  const TcqBlock shares(region, head_dim, d / 128, 0, kPage);
+  const TcqBlock<Vec> shares(region, head_dim, d / 128, 0, kPage);
   const std::byte* lines = region + size_t(d / kSlice) * kSliceLines;
   for (int l = 0; l < 12; ++l) __builtin_prefetch(lines + kSliceLines + l * kImage, 0, 3);
   const std::byte* start = d % 128 ? nullptr : region + tcq_block(head_dim, d / 128) + kTcqBefore;
@@ -318,7 +266,7 @@ void tcq_values(const std::byte* region, int head_dim, int d, const float*, std:
 }
 
 void tcq_value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table) {
-  const TcqBlock first(region, head_dim, 0, 0, kPage);
+  const TcqBlock<Vec> first(region, head_dim, 0, 0, kPage);
   for (int t = 0; t < kPage; ++t) scales[t] = first.top[t] * tcq_table(table).step;
 }
 
