@@ -6,7 +6,9 @@
 #include <cuda_runtime_api.h>
 
 #include "backends/cuda/kernels/attention/attention.h"
+#include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/runtime/executable.h"
+#include "base/error.h"
 #include "base/half.h"
 #include "graph/kv_layout.h"
 
@@ -191,6 +193,21 @@ TEST(CudaDecodeKernel, GroupsWindowsShiftsAndExactPages) {
       expect_agreement({t, t, d, 8, 1, 2000, 1, 0, 0, 0, 0, 0, 0, 0, 3.0f});
       expect_agreement({t, t, d, 8, 1, 700, 16});
     }
+}
+
+TEST(CudaKernels, HeadSizeWithoutAKernelIsRefusedByName) {
+  int ran = 0;
+  with_head_size<128, 256>("attention decode", 256, [&](auto size) { ran = size.value; });
+  EXPECT_EQ(ran, 256);
+  try {
+    with_head_size<128, 256>("attention decode", 80, [&](auto) { ran = -1; });
+    FAIL() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kRefused);
+    EXPECT_NE(std::string(error.what()).find("head size 80; supported: 128, 256"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(ran, 256);
 }
 
 TEST(CudaTilesKernel, PromptsAndTheirParts) {

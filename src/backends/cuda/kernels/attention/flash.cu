@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/cuda/kernels/attention/flash.h"
+#include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/tiles.cuh"
 
 namespace kvasir::cuda {
@@ -311,18 +312,8 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
 }  // namespace
 
 void attend_flash(const Launch& how, const AttentionArgs& args, const StepView& step) {
-  switch (args.kv.head_dim) {
-    case 64:
-      return run<64>(how, args, step);
-    case 128:
-      return run<128>(how, args, step);
-    case 256:
-      return run<256>(how, args, step);
-    case 512:
-      return run<512>(how, args, step);
-    default:
-      return;
-  }
+  with_head_size<64, 128, 256, 512>("attention tiles", args.kv.head_dim,
+                                    [&](auto size) { run<size.value>(how, args, step); });
 }
 
 }  // namespace kvasir::cuda

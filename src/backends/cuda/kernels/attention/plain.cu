@@ -113,90 +113,110 @@ __device__ __noinline__ void leave_block_basis(KvBasis basis, float (&x)[E], int
 constexpr int kMergeWarps = 16;
 
 // One head of one row a block, or a cluster of kRanks blocks where parts are many. A thread takes four values
-// of parts in turn; threads of the same values, then blocks, add up in order. kDecode: values of a part lie
-// in decode_position()'s order.
+// of parts in turn; threads of the same values, then blocks, add up in order.
 constexpr int kManyParts = 48, kMergeRanks = 8;
+template <int E>
+struct Merge {
+  static constexpr int kDim = 32 * E, kEach = kDim / 4, kGroups = 32 * kMergeWarps / kEach;
+  float4 sums[kGroups][kEach];
+  float totals[kGroups], merged[kDim + 32];
+};
+// Four values, and what their weights add up to.
+struct Share {
+  float4 v = {0, 0, 0, 0};
+  float total = 0;
+  __device__ __forceinline__ void add(float w, const float4& x) {
+    v.x += w * x.x, v.y += w * x.y, v.z += w * x.z, v.w += w * x.w;
+  }
+};
+
+// Parts first, first + step .. The first ones' values are on their way while their weights are found. A part
+// without work left none: what is read of it has no weight.
+template <int kEach>
+__device__ __forceinline__ Share add_parts(const float2* ms, const float4* from, int first, int step,
+                                           int n_splits, int lane) {
+  constexpr int kAhead = 8;
+  float4 early[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    if (first + i * step < n_splits) early[i] = from[(first + i * step) * kEach];
+  float largest = -INFINITY;
+  for (int s = lane; s < n_splits; s += 32) largest = fmaxf(largest, ms[s].x);
+  largest = warp_max(largest);
+  Share sum;
+  const auto add = [&](int s, const float4& v) {
+    const float2 part = ms[s];
+    if (part.y == 0) return;
+    const float w = __expf(part.x - largest);
+    sum.total += w * part.y;
+    sum.add(w, v);
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    if (first + i * step < n_splits) add(first + i * step, early[i]);
+#pragma unroll 4
+  for (int s = first + kAhead * step; s < n_splits; s += step) add(s, from[s * kEach]);
+  return sum;
+}
+
+// The sums of a cluster's blocks, in order, to the first; all of its threads come.
+template <int E, int kRanks>
+__device__ __forceinline__ void add_blocks(Merge<E>& shared, Share& sum, int rank, int at) {
+  if (at < Merge<E>::kEach) {
+    shared.sums[0][at] = sum.v;
+    if (at == 0) shared.totals[0] = sum.total;
+  }
+  __syncthreads();
+  cluster_sync();
+  if (rank == 0 && at < Merge<E>::kEach)
+#pragma unroll
+    for (int r = 1; r < kRanks; ++r) {
+      const float* other = reinterpret_cast<const float*>(&shared.sums[0][at]);
+      sum.add(1, {load_remote(other, r), load_remote(other + 1, r), load_remote(other + 2, r),
+                  load_remote(other + 3, r)});
+      sum.total += load_remote(&shared.totals[0], r);
+    }
+  __syncthreads();
+  cluster_sync();  // no block leaves while its sums are read
+}
+
+// kDecode: values of a part lie in decode_position()'s order.
 template <int E, bool kDecode, int kRanks>
 __device__ __forceinline__ void merge_head(const AttentionArgs& a) {
-  const QuantRows& quant = a.quant;
-  constexpr int kDim = 32 * E, kEach = kDim / 4, kGroups = 32 * kMergeWarps / kEach, kPadded = kDim + 32;
-  __shared__ float4 sums[kGroups][kEach];
-  __shared__ float totals[kGroups], merged[kPadded];
+  constexpr int kDim = 32 * E, kEach = Merge<E>::kEach, kGroups = Merge<E>::kGroups;
+  __shared__ Merge<E> shared;
   let_next_start();
   wait_for_inputs();
   const int thread = int(threadIdx.x), lane = thread % 32, rank = int(blockIdx.x) % kRanks,
             group = thread / kEach, at = thread % kEach;
   const int64_t head = int64_t(blockIdx.y) * a.n_head + int(blockIdx.x) / kRanks;
-  const float2* ms = reinterpret_cast<const float2*>(a.partial_sums) + head * a.n_splits;
-  const float4* from = reinterpret_cast<const float4*>(a.partial + head * a.n_splits * kDim) + at;
-  // The first parts' values are on their way while their weights are found. A part without work left none:
-  // what is read of it has no weight.
-  constexpr int kAhead = 8, kStep = kGroups * kRanks;
-  const int first = rank * kGroups + group;
-  float4 early[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i)
-    if (first + i * kStep < a.n_splits) early[i] = from[(first + i * kStep) * kEach];
-  float largest = -INFINITY;
-  for (int s = lane; s < a.n_splits; s += 32) largest = fmaxf(largest, ms[s].x);
-  largest = warp_max(largest);
-  float4 acc = {0, 0, 0, 0};
-  float total = 0;
-  const auto add = [&](int s, const float4& v) {
-    const float2 part = ms[s];
-    if (part.y == 0) return;
-    const float w = __expf(part.x - largest);
-    total += w * part.y;
-    acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i)
-    if (first + i * kStep < a.n_splits) add(first + i * kStep, early[i]);
-#pragma unroll 4
-  for (int s = first + kAhead * kStep; s < a.n_splits; s += kStep) add(s, from[s * kEach]);
-  sums[group][at] = acc;
-  if (at == 0) totals[group] = total;
+  Share sum = add_parts<kEach>(reinterpret_cast<const float2*>(a.partial_sums) + head * a.n_splits,
+                               reinterpret_cast<const float4*>(a.partial + head * a.n_splits * kDim) + at,
+                               rank * kGroups + group, kGroups * kRanks, a.n_splits, lane);
+  shared.sums[group][at] = sum.v;
+  if (at == 0) shared.totals[group] = sum.total;
   __syncthreads();
-  if (thread < kEach) {
+  if (thread < kEach)
 #pragma unroll
-    for (int g = 1; g < kGroups; ++g) {
-      const float4 v = sums[g][at];
-      acc.x += v.x, acc.y += v.y, acc.z += v.z, acc.w += v.w;
-      total += totals[g];
-    }
-    sums[0][at] = acc;
-    if (kRanks > 1 && at == 0) totals[0] = total;  // nobody else's sum of it starts here
-  }
+    for (int g = 1; g < kGroups; ++g) sum.add(1, shared.sums[g][at]), sum.total += shared.totals[g];
   if constexpr (kRanks > 1) {
-    __syncthreads();
-    cluster_sync();
-    if (rank == 0 && thread < kEach) {
-#pragma unroll
-      for (int r = 1; r < kRanks; ++r) {
-        const float* other = reinterpret_cast<const float*>(&sums[0][at]);
-        acc.x += load_remote(other, r), acc.y += load_remote(other + 1, r);
-        acc.z += load_remote(other + 2, r), acc.w += load_remote(other + 3, r);
-        total += load_remote(&totals[0], r);
-      }
-    }
-    __syncthreads();
-    cluster_sync();  // no block leaves while its sums are read
+    add_blocks<E, kRanks>(shared, sum, rank, thread);
     if (rank != 0) return;
   }
   if (thread < kEach) {
-    const float inverse = total > 0 ? 1.0f / total : 0.0f;
-    const float x[4] = {acc.x * inverse, acc.y * inverse, acc.z * inverse, acc.w * inverse};
+    const float inverse = sum.total > 0 ? 1.0f / sum.total : 0.0f;
+    const float x[4] = {sum.v.x * inverse, sum.v.y * inverse, sum.v.z * inverse, sum.v.w * inverse};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int d = kDecode ? decode_value(4 * at + i) : 4 * at + i;
-      merged[d + d / E] = x[i];
+      shared.merged[d + d / E] = x[i];  // apart, so that lanes below meet no bank twice
     }
   }
   __syncthreads();
   if (thread >= 32) return;
   float x[E];
 #pragma unroll
-  for (int i = 0; i < E; ++i) x[i] = merged[lane * (E + 1) + i];
+  for (int i = 0; i < E; ++i) x[i] = shared.merged[lane * (E + 1) + i];
   const KvBasis basis = basis_of(a.kv.v_form);
   if (basis == KvBasis::kHeadWide)
     warp_unrotate(1, x, lane);
@@ -204,7 +224,7 @@ __device__ __forceinline__ void merge_head(const AttentionArgs& a) {
     leave_block_basis(basis, x, lane);
 #pragma unroll
   for (int i = 0; i < E; ++i) a.out[head * kDim + lane * E + i] = x[i];
-  if (quant.q) quantize_lanes(x, lane, quant.q + head * kDim, quant.meta + head * E);
+  if (a.quant.q) quantize_lanes(x, lane, a.quant.q + head * kDim, a.quant.meta + head * E);
 }
 template <int E, bool kDecode>
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ AttentionArgs a) {
