@@ -62,6 +62,13 @@ struct TraceRow {
   double flops = 0;
 };
 
+// What steps cost beside their kernels, since the executable was compiled.
+struct Counters {
+  uint64_t steps = 0;           // each one launch of a graph, or one row of launches
+  uint64_t uploaded_bytes = 0;  // parameters and page tables
+  uint64_t allocations = 0;     // of device and page-locked memory by this process
+};
+
 // A token that an output row may choose.
 struct Candidate {
   float logit = 0;
@@ -122,6 +129,8 @@ class Backend {
   // Value by name after a step, for tests ([n_rows, width]); empty when the backend did not keep it.
   virtual std::span<const float> inspect(Executable& executable, graph::ValueId value) = 0;
   virtual std::vector<TraceRow> trace(Executable& executable) = 0;
+  // All zero where nothing is counted.
+  virtual Counters counters(const Executable&) const { return {}; }
 };
 
 }  // namespace kvasir::backends

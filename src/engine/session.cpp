@@ -232,6 +232,8 @@ std::span<const float> Session::inspect(const std::string& value_name) const {
   return {};
 }
 
+backends::Counters Session::counters() const { return impl_->model->backend().counters(*impl_->executable); }
+
 std::vector<backends::TraceRow> Session::trace() const {
   return impl_->model->backend().trace(*impl_->executable);
 }

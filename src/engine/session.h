@@ -125,6 +125,7 @@ class Session {
   // Activation by graph value name after the last step (keep_values only).
   std::span<const float> inspect(const std::string& value_name) const;
   std::vector<backends::TraceRow> trace() const;
+  backends::Counters counters() const;
 
  private:
   struct Impl;

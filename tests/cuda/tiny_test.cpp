@@ -190,6 +190,24 @@ TEST(CudaTiny, GreedyStepsAheadEqualStepsOneByOne) {
   }
 }
 
+TEST(CudaTiny, AStepAllocatesNothingAndBringsFewBytes) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
+  const auto ids = reference().array<Token>("medium.ids");
+  for (const DType type : {DType::f16, DType::tbq4_h}) {
+    Session s(model, session_options(type));
+    s.append(0, ids, Want::kNone, nullptr);
+    const auto on = [](Token) { return true; };
+    s.append_greedy(0, ids[0], 600, on);  // every kind of step has been captured
+    const backends::Counters before = s.counters();
+    s.append_greedy(0, ids[0], 128, on);
+    const backends::Counters after = s.counters();
+    EXPECT_EQ(after.steps - before.steps, 128u);
+    EXPECT_EQ(after.allocations, before.allocations);
+    EXPECT_LE(after.uploaded_bytes - before.uploaded_bytes, 128u * 64) << formats::require(type).name;
+  }
+}
+
 TEST(CudaTiny, SampledTextIsTheHostsForItsLogits) {
   KVASIR_NEEDS_CUDA();
   const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");

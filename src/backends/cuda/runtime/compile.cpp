@@ -75,9 +75,8 @@ CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& w
   quant_.assign(n, {});
   shifted_.assign(n, nullptr);
   const size_t n_seq = size_t(std::max(1, decisions_.n_seq));
-  out_rows_at_ = 16 + n_seq * sizeof(SequenceInfo);
-  rows_at_ = (out_rows_at_ + size_t(max_rows_) * sizeof(int32_t) + 15) / 16 * 16;
-  params_bytes_ = rows_at_ + size_t(max_rows_) * sizeof(graph::Row);
+  rows_at_ = 16 + n_seq * sizeof(SequenceInfo);
+  params_bytes_ = rows_at_ + size_t(max_rows_) * (sizeof(graph::Row) + sizeof(int32_t));
   for (Slot& slot : slots_) {
     slot.params_host = Memory(params_bytes_, Place::kHost, "allocating step parameters");
     slot.params = Memory(params_bytes_, Place::kDevice, "allocating step parameters");

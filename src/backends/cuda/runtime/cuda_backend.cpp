@@ -156,6 +156,11 @@ class CudaBackend final : public backends::Backend {
   std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
     return static_cast<CudaExecutable&>(executable).inspect(value);
   }
+  backends::Counters counters(const backends::Executable& executable) const override {
+    backends::Counters counters = static_cast<const CudaExecutable&>(executable).counters();
+    counters.allocations = Memory::allocations();
+    return counters;
+  }
   std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
     return static_cast<CudaExecutable&>(executable).trace();
   }

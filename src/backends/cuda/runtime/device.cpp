@@ -1,5 +1,7 @@
 #include "backends/cuda/runtime/device.h"
 
+#include <atomic>
+
 #include "base/error.h"
 
 namespace kvasir::cuda {
@@ -27,7 +29,11 @@ bool lost(cudaError_t status) {
   }
 }
 
+std::atomic<uint64_t> n_allocations = 0;
+
 }  // namespace
+
+uint64_t Memory::allocations() { return n_allocations; }
 
 void revive_device() {
   if (!lost(cudaDeviceSynchronize())) return;
@@ -52,6 +58,7 @@ void check(cudaError_t status, std::string_view doing) {
 
 Memory::Memory(size_t bytes, Place place, std::string_view what) : size_(bytes), place_(place) {
   if (bytes == 0) return;
+  ++n_allocations;
   check(place == Place::kDevice ? cudaMalloc(&data_, bytes) : cudaMallocHost(&data_, bytes), what);
 }
 

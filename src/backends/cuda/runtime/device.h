@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -33,6 +34,7 @@ class Memory {
   T* as() const {
     return static_cast<T*>(data_);
   }
+  static uint64_t allocations();  // of this process so far
   size_t size() const { return size_; }
   explicit operator bool() const { return data_ != nullptr; }
 

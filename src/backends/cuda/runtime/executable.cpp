@@ -32,7 +32,7 @@ StepView CudaExecutable::step_view() const {
   StepView view;
   view.chosen = slots_[1 - slot_].params.as<uint64_t>() + 1;
   view.rows = reinterpret_cast<const graph::Row*>(base + rows_at_);
-  view.out_rows = reinterpret_cast<const int32_t*>(base + out_rows_at_);
+  view.out_rows = reinterpret_cast<const int32_t*>(base + out_rows_at());
   view.sequences = reinterpret_cast<const SequenceInfo*>(base + 16);
   view.tables = tables_.as<int32_t>();
   view.table_stride = table_stride_;
@@ -55,7 +55,7 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
     const graph::SequenceView& from = step.sequences[s];
     sequences[s] = {from.shift, from.keep_pages, {from.first_pos[0], from.first_pos[1]}};
   }
-  int32_t* out_rows = reinterpret_cast<int32_t*>(base + out_rows_at_);
+  int32_t* out_rows = reinterpret_cast<int32_t*>(base + out_rows_at());  // after rows.all is known
   std::memcpy(base + rows_at_, step.rows.data(), step.rows.size_bytes());
   rows.out = 0;
   rows.own_pages = rows.all_near = true;
@@ -101,6 +101,7 @@ void CudaExecutable::write_tables(const graph::StepParams& step) {
       if (a == from.end()) continue;
       const size_t first = size_t(a - from.begin());
       std::copy(a, from.end(), b);
+      counters_.uploaded_bytes += (from.size() - first) * sizeof(int32_t);
       check(cudaMemcpyAsync(tables_.as<int32_t>() + at + first, to + first,
                             (from.size() - first) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
             "uploading page tables");
@@ -130,10 +131,14 @@ void CudaExecutable::encode_step(const Rows& rows) {
     encode_pages_of(next(), open_kv_.as<const KvView>(), n_open_kv_, max_open_heads_, step_view(), rows.all);
 }
 
-void CudaExecutable::enqueue(const Rows& rows) {
-  const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
-  check(cudaMemcpyAsync(slot().params.as(), slot().params_host.as(), bytes, cudaMemcpyHostToDevice, stream_),
+void CudaExecutable::upload_params() {
+  check(cudaMemcpyAsync(slot().params.as(), slot().params_host.as(),
+                        out_rows_at() + size_t(rows_.out) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_),
         "uploading step parameters");
+}
+
+void CudaExecutable::enqueue(const Rows& rows) {
+  upload_params();
   may_overlap_ = false;
   half_of_ = kNone;
   for (const Node& node : nodes_) node.run(rows);
@@ -144,9 +149,7 @@ void CudaExecutable::enqueue(const Rows& rows) {
 }
 
 void CudaExecutable::enqueue_traced(const Rows& rows) {
-  const size_t bytes = rows_at_ + size_t(rows.all) * sizeof(graph::Row);
-  check(cudaMemcpyAsync(slot().params.as(), slot().params_host.as(), bytes, cudaMemcpyHostToDevice, stream_),
-        "uploading step parameters");
+  upload_params();
   half_of_ = kNone;
   std::vector<cudaEvent_t> events(nodes_.size() + 2);
   for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "creating an event");
@@ -181,6 +184,8 @@ void CudaExecutable::start(const graph::StepParams& step) {
   write_params(step, rows_);
   write_tables(step);
   logits_n_ = 0;
+  ++counters_.steps;
+  counters_.uploaded_bytes += out_rows_at() + size_t(rows_.out) * sizeof(int32_t);
   if (decisions_.trace) {
     enqueue_traced(rows_);
   } else if (rows_.all > kMaxMatvecRows) {

@@ -40,6 +40,7 @@ class CudaExecutable final : public backends::Executable {
   std::span<const backends::Candidate> best(int output_row, int n);
   std::span<const float> inspect(graph::ValueId value);
   std::vector<backends::TraceRow> trace() const { return trace_; }
+  backends::Counters counters() const { return counters_; }  // without allocations
 
  private:
   // Rows of the step being enqueued.
@@ -124,6 +125,9 @@ class CudaExecutable final : public backends::Executable {
   void start(const graph::StepParams& step);
   const Slot& slot() const { return slots_[size_t(slot_)]; }
   Slot& slot() { return slots_[size_t(slot_)]; }
+  // Of Slot::params: fault and best key, sequences, the rows of the step, which of them are wanted.
+  size_t out_rows_at() const { return rows_at_ + size_t(rows_.all) * sizeof(graph::Row); }
+  void upload_params();
   void settle();  // waits for what is queued
   void check_outcome(const Slot& slot) const;
   void write_params(const graph::StepParams& step, Rows& rows);
@@ -181,7 +185,7 @@ class CudaExecutable final : public backends::Executable {
   Slot slots_[2];
   int slot_ = 0, n_ahead_ = 0;
   Memory tables_host_, tables_;
-  size_t params_bytes_ = 0, out_rows_at_ = 0, rows_at_ = 0;
+  size_t params_bytes_ = 0, rows_at_ = 0;
   int table_stride_ = 0;
   bool may_overlap_ = false;
   std::map<std::tuple<int, int, int, bool, bool, bool>, cudaGraphExec_t> graphs_;  // null: seen once
@@ -193,6 +197,7 @@ class CudaExecutable final : public backends::Executable {
   std::vector<bool> logits_read_;
   std::vector<float> inspected_;
   std::vector<backends::TraceRow> trace_;
+  backends::Counters counters_;
 };
 
 }  // namespace kvasir::cuda
