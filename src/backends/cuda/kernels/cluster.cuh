@@ -2,6 +2,13 @@
 #pragma once
 #include "backends/cuda/kernels/mma.cuh"
 
+// A kernel of clusters of n blocks; never launched where there are none.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define KVASIR_CLUSTER(n)
+#else
+#define KVASIR_CLUSTER(n) __cluster_dims__(n, 1, 1)
+#endif
+
 namespace kvasir::cuda {
 
 // After a barrier of the block: what its threads wrote to shared memory stands there. A release would also

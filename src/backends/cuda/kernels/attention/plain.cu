@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   merge_head<E, kDecode, 1>(a);
 }
 template <int E>
-__global__ void __cluster_dims__(kMergeRanks, 1, 1) __launch_bounds__(32 * kMergeWarps)
+__global__ void KVASIR_CLUSTER(kMergeRanks) __launch_bounds__(32 * kMergeWarps)
     merge_many_kernel(const __grid_constant__ AttentionArgs a) {
   merge_head<E, true, kMergeRanks>(a);
 }

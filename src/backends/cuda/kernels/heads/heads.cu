@@ -1,3 +1,4 @@
+#include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/pages.cuh"
 #include "backends/cuda/kernels/heads/heads.h"
 #include "backends/cuda/kernels/kv_append/fits.cuh"
@@ -145,18 +146,8 @@ bool has_few_heads(const HeadArgs& args) {
 }
 
 void run_few_heads(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows) {
-  switch (args.head_dim) {
-    case 64:
-      return run<64>(how, args, step, n_rows);
-    case 128:
-      return run<128>(how, args, step, n_rows);
-    case 256:
-      return run<256>(how, args, step, n_rows);
-    case 512:
-      return run<512>(how, args, step, n_rows);
-    default:
-      return;
-  }
+  with_head_size<64, 128, 256, 512>("few heads", args.head_dim,
+                                    [&](auto size) { run<size.value>(how, args, step, n_rows); });
 }
 
 }  // namespace kvasir::cuda

@@ -1,4 +1,5 @@
 // Compiled without fused multiply-add: encoded bytes must be the scalar codec's.
+#include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/kv_append/fits.cuh"
 #include "backends/cuda/kernels/kv_append/head_tables.cuh"
 #include "backends/cuda/kernels/kv_append/kv_append.h"
@@ -290,18 +291,8 @@ void run_heads(const Launch& how, const HeadArgs& args, const StepView& step, in
   bool stores = false;
   for (int j = 0; j < args.n_jobs; ++j) stores = stores || args.jobs[j].side >= 0;
   encode = encode && stores && (open_page(args.kv.k_form) || open_page(args.kv.v_form));
-  switch (args.head_dim) {
-    case 64:
-      return run<2>(how, args, step, n_rows, encode);
-    case 128:
-      return run<4>(how, args, step, n_rows, encode);
-    case 256:
-      return run<8>(how, args, step, n_rows, encode);
-    case 512:
-      return run<16>(how, args, step, n_rows, encode);
-    default:
-      return;
-  }
+  with_head_size<64, 128, 256, 512>(
+      "heads", args.head_dim, [&](auto size) { run<size.value / 32>(how, args, step, n_rows, encode); });
 }
 
 bool needs_encode(const KvView& kv, bool encode) {
@@ -317,18 +308,8 @@ void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step,
   const auto left = [&](KvForm form) { return open_page(form) && (!encoded || slow_to_encode(form)); };
   search.sides[0] = left(kv.k_form);
   search.sides[1] = left(kv.v_form);
-  switch (kv.head_dim) {
-    case 64:
-      return run_search<64>(how, search, step, n_rows);
-    case 128:
-      return run_search<128>(how, search, step, n_rows);
-    case 256:
-      return run_search<256>(how, search, step, n_rows);
-    case 512:
-      return run_search<512>(how, search, step, n_rows);
-    default:
-      return;
-  }
+  with_head_size<64, 128, 256, 512>("page encoding", kv.head_dim,
+                                    [&](auto size) { run_search<size.value>(how, search, step, n_rows); });
 }
 
 void encode_pages_of(const Launch& how, const KvView* views, int n_views, int max_kv, const StepView& step,

@@ -312,14 +312,8 @@ __device__ __forceinline__ void merge(const NearArgs& a, Shared<D>& shared, int 
   for (int e = 0; e < E; ++e) out[lane * E + e] = x[e];
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define KVASIR_CLUSTER  // never launched there
-#else
-#define KVASIR_CLUSTER __cluster_dims__(kRanks, 1, 1)
-#endif
-
 template <int D>
-__global__ void KVASIR_CLUSTER __launch_bounds__(kThreads, 1)
+__global__ void KVASIR_CLUSTER(kRanks) __launch_bounds__(kThreads, 1)
     near_kernel(const __grid_constant__ NearArgs a, const __grid_constant__ StepView step) {
   extern __shared__ __align__(16) uint8_t memory[];
   Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
