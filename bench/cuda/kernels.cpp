@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "backends/cuda/kernels/attention/attention.h"
 #include "backends/cuda/kernels/gemm/gemm.h"
@@ -11,6 +12,7 @@
 #include "backends/cuda/kernels/matvec/matvec.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
+#include "backends/cuda/runtime/pages.h"
 #include "base/half.h"
 #include "cuda/device.h"
 #include "formats/format.h"
@@ -36,14 +38,22 @@ std::vector<uint8_t> page_pattern(const KvView& kv) {
   std::vector<uint8_t> page;
   for (int head = 0; head < kv.n_kv; ++head)
     for (KvForm form : {kv.k_form, kv.v_form}) {
-      const size_t bytes = size_t(region_bytes(form, kv.head_dim)),
-                   values = size_t(kPageTokens * kv.head_dim);
-      std::vector<uint8_t> region = form == KvForm::kF16 ? half_normals(values, 1) : random_bytes(bytes);
-      const size_t scales = form == KvForm::kF16    ? 0
-                            : form == KvForm::kQ8_0 ? values / 32
-                                                    : size_t(kPageTokens);
-      const uint16_t scale = f32_to_f16(form == KvForm::kQ8_0 || trellis(form) ? 0.01f : 0.9f);
-      for (size_t i = 0; i < scales; ++i) std::memcpy(&region[bytes - 2 * (i + 1)], &scale, 2);
+      const RegionPlanes planes(form, kv.head_dim);
+      const size_t values = size_t(kPageTokens * kv.head_dim);
+      std::vector<uint8_t> region =
+          form == KvForm::kF16 ? half_normals(values, 1) : random_bytes(size_t(planes.bytes()));
+      const float size = form == KvForm::kQ8_0                            ? 0.01f
+                         : form == KvForm::kQ4_0 || form == KvForm::kQ5_0 ? 0.1f
+                         : trellis(form)                                  ? 0.03f
+                         : form == KvForm::kQ4Polar                       ? 11.0f
+                                                                          : 0.9f;
+      const uint16_t half = f32_to_f16(size);
+      const uint16_t scale = form == KvForm::kQjl1_256 ? 0x4130 : half;  // bf16 11
+      const size_t n = size_t(scales_of_row(form, kv.head_dim)) * kPageTokens;
+      for (size_t i = 0; i < n; ++i)
+        std::memcpy(
+            &region[form == KvForm::kTbq3Tcq ? i * kTcqBlockBytes : size_t(planes.scales_at()) + 2 * i],
+            &scale, 2);
       page.insert(page.end(), region.begin(), region.end());
     }
   return page;
@@ -58,6 +68,7 @@ class Caches {
     const graph::KvSpec spec{0, g.head_dim, g.n_kv, g.window, k, v};
     kv.page_bytes = int64_t(graph::kv_page_bytes(spec));
     kv.exact_page_bytes = int64_t(graph::kv_exact_page_bytes(spec));
+    kv.tables = upload_kv_tables(spec, memory_);
     const int visible = g.window > 0 ? std::min(depth, g.window + n_rows + kPageTokens) : depth;
     const int n_pages = (depth + kPageTokens - 1) / kPageTokens,
               held = (visible + kPageTokens - 1) / kPageTokens;
@@ -134,15 +145,27 @@ void measure_attention(Device& device, const Geometry& g, DType k, DType v, int 
   const Memory out(width * size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
   const Memory partial(width * parts * 4, Place::kDevice, "allocating benchmark data");
   const Memory sums(parts * size_t(g.n_head) * 8, Place::kDevice, "allocating benchmark data");
+  const int last = depth - 1, first = g.window ? std::max(0, depth - n_rows - g.window + 1) : 0;
+  const int first_page = first / kPageTokens, end_page = last / kPageTokens + 1;
+  const bool tiles = kernel == AttentionKernel::kPrompt && needs_page_tiles(args.kv);
+  const int capacity =
+      std::min(end_page - first_page, int((256 << 20) / page_tile_bytes(g.head_dim) / g.n_kv / 2));
+  const size_t n_tiles = tiles ? size_t(capacity) * size_t(g.n_kv) * 2 : 1;
+  const Memory page_tiles(n_tiles * size_t(page_tile_bytes(g.head_dim)), Place::kDevice,
+                          "allocating benchmark data");
+  const Memory units(n_tiles * 4, Place::kDevice, "allocating benchmark data");
+  if (tiles)
+    args.expanded = {
+        page_tiles.as<uint8_t>(), units.as<float>(), capacity, 0, first_page, end_page, first, last};
   args.q = q.as<float>(), args.out = out.as<float>();
   args.partial = partial.as<float>(), args.partial_sums = sums.as<float>();
   double pairs = 0;
   for (int p = depth - n_rows; p < depth; ++p) pairs += g.window ? std::min(g.window, p + 1) : p + 1;
-  const int last = depth - 1, first = g.window ? std::max(0, depth - n_rows - g.window + 1) : 0;
-  const double seen_pages = last / kPageTokens - first / kPageTokens + 1;
+  const double seen_pages = end_page - first_page;
   const double bytes = seen_pages * double(caches.kv.page_bytes);
   device.row(name, shape, bytes, 4.0 * g.head_dim * pairs * g.n_head, std::max(4, caches.count),
              [&](const Launch& how, int i) {
+               args.expanded.sequence = i % caches.count;
                attend(how, args, caches.step_of(i % caches.count, n_rows), kernel, [&] {
                  return Launch{how.stream, true};
                });
@@ -238,26 +261,35 @@ void measure_gemm(Device& device, DType type, int n_in, int n_out, int n_rows) {
   const std::string shape =
       fmt::format("{} {} -> {}, {} rows", formats::require(type).name, n_in, n_out, n_rows);
   if (!device.wanted("gemm", shape)) return;
-  const Matrices matrices(type, n_in, n_out, 1);
-  const Memory x = repeat(half_normals(1 << 20, 1), size_t(n_in) * size_t(n_rows) * 2);
-  const Memory scale = repeat(float_normals(1 << 12, 1), size_t(n_rows) * 4);
+  const Matrices matrices(type, n_in, n_out, 200 << 20);
+  const Memory x = repeat(float_normals(1 << 16, 1), size_t(n_in) * size_t(n_rows) * 4);
+  const Memory half(size_t(n_in) * size_t(padded_gemm_rows(n_rows)) * 2, Place::kDevice,
+                    "allocating benchmark data");
+  const Memory scale(size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
   const Memory out(size_t(n_out) * size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
-  const bool expand = matrices.views[0].form != WeightForm::kF16;
+  const Memory shares = repeat(std::vector<uint8_t>(4096), gemm_share_bytes());
+  const bool expand = gemm_expands(matrices.views[0], device.portable());
   const Memory expanded(expand ? size_t(n_in) * size_t(n_out) * 2 : 16, Place::kDevice,
                         "allocating benchmark data");
   GemmArgs args;
-  args.x = x.as<uint16_t>(), args.x_scale = scale.as<float>(), args.out = out.as<float>();
-  args.w = expand ? expanded.as<uint16_t>() : reinterpret_cast<const uint16_t*>(matrices.views[0].codes);
+  args.x = half.as<uint16_t>(), args.x_scale = scale.as<float>(), args.out = out.as<float>();
+  args.portable = device.portable();
+  args.shares = shares.as<uint8_t>();
+  args.expanded = expanded.as<uint16_t>(), args.expanded_values = expanded.size() / 2;
   args.n_rows = n_rows, args.n_in = n_in, args.n_out = args.out_stride = n_out;
   const double bytes = matrices.bytes + 2.0 * n_in * n_rows + 4.0 * n_out * n_rows;
-  device.row("gemm", shape, bytes, 2.0 * n_in * n_out * n_rows, 8, [&](const Launch& how, int) {
-    Launch next = how;
-    if (expand) {
-      expand_half(how, matrices.views[0], 0, n_out, expanded.as<uint16_t>());
-      next.overlap = true;
-    }
-    gemm(next, args);
-  });
+  bool made = false;
+  device.row(
+      "gemm", shape, bytes, 2.0 * n_in * n_out * n_rows, int(matrices.views.size()),
+      [&](const Launch& how, int i) {
+        if (!made)
+          gemm_rows(how, x.as<float>(), n_in, n_rows, device.portable(), half.as<uint16_t>(),
+                    scale.as<float>());
+        made = true;
+        args.w = matrices.views[size_t(i) % matrices.views.size()];
+        bool first = true;
+        gemm([&] { return Launch{how.stream, std::exchange(first, false) ? how.overlap : true}; }, args);
+      });
 }
 
 }  // namespace
@@ -275,12 +307,16 @@ void run_cuda_kernels(const KernelOptions& options) {
     for (DType t : types) measure_attention(device, kE2bGlobal, t, t, depth, 1);
   for (DType t : types) measure_attention(device, kE2bSliding, t, t, 32768, 1);
   for (DType t : types) measure_attention(device, k31bSliding, t, t, 32768, 1);
-  for (DType t : types) measure_attention(device, k31bGlobal, t, t, 32768, 512);
-  for (DType t : {f16, tbq4_h}) measure_attention(device, kE2bGlobal, t, t, 32768, 512);
+  const std::vector<DType> prompt_types{f16,     q8_0,    tbq4_h, tbq3_h,   tbq2_h,   tbq4_ht,
+                                        tbq3_ht, tbq2_ht, tbq4_0, tbq3_tcq, q4_polar, q4_0};
+  for (DType t : prompt_types) measure_attention(device, k31bGlobal, t, t, 32768, 512);
+  measure_attention(device, k31bGlobal, qjl1_256, tbq3_0, 32768, 512);
+  for (DType t : {f16, tbq4_h, tbq4_ht}) measure_attention(device, kE2bGlobal, t, t, 32768, 512);
   Geometry wide = k31bSliding;
   wide.name = "31B, head 256, no window", wide.window = 0;
   for (DType t : types) measure_attention(device, wide, t, t, 16384, 512);
-  for (DType t : {f16, tbq4_h}) measure_attention(device, k31bSliding, t, t, 16384, 512);
+  for (DType t : {f16, tbq4_h, tbq4_ht}) measure_attention(device, k31bSliding, t, t, 16384, 512);
+  for (DType t : {f16, tbq4_h}) measure_attention(device, kE2bSliding, t, t, 16384, 512);
   for (DType t : types) {
     measure_append(device, k31bGlobal, t, 1);
     measure_append(device, k31bGlobal, t, 512);
@@ -291,12 +327,21 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_matvec(device, t, 5376, 21504, 1);
     measure_matvec(device, t, 5376, 21504, 8);
   }
+  // E2B: queries, output, gate or up, down, per-layer gate; 31B: queries, keys, output, gate or up, down.
   for (DType t : {f16, q8_0, q4_k}) {
-    measure_gemm(device, t, 1536, 12288, 512);
-    measure_gemm(device, t, 12288, 1536, 512);
+    measure_gemm(device, t, 1536, 2048, 512);
+    measure_gemm(device, t, 2048, 1536, 512);
+    measure_gemm(device, t, 1536, 6144, 512);
+    measure_gemm(device, t, 6144, 1536, 512);
+    measure_gemm(device, t, 1536, 256, 512);
+    measure_gemm(device, t, 5376, 8192, 512);
+    measure_gemm(device, t, 5376, 4096, 512);
+    measure_gemm(device, t, 8192, 5376, 512);
     measure_gemm(device, t, 5376, 21504, 512);
     measure_gemm(device, t, 21504, 5376, 512);
   }
+  for (DType t : {q6_k, q5_k}) measure_gemm(device, t, 21504, 5376, 512);
+  measure_gemm(device, q4_k, 5376, 21504, 64);
   measure_gemm(device, f16, 8192, 8192, 8192);
 }
 

@@ -8,6 +8,7 @@
 #include "backends/cuda/kernels/attention/attention.h"
 #include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/runtime/executable.h"
+#include "backends/cuda/runtime/pages.h"
 #include "base/error.h"
 #include "base/half.h"
 #include "graph/kv_layout.h"
@@ -25,6 +26,8 @@ struct Case {
   int window = 0, first_pos = 0, shift = 0, keep_pages = 0, exact_first = 0, exact_last = 0;
   float softcap = 0;
   bool portable = false;
+  int tile_pages = 1000;   // encoded pages a prompt holds expanded at a time
+  float scale_spread = 2;  // scales are between 0.5 and that
 };
 
 class Rig {
@@ -36,6 +39,7 @@ class Rig {
     const graph::KvSpec spec{0, c.head_dim, c.n_kv, c.window, c.k, c.v};
     kv_.page_bytes = int64_t(graph::kv_page_bytes(spec));
     kv_.exact_page_bytes = int64_t(graph::kv_exact_page_bytes(spec));
+    kv_.tables = upload_kv_tables(spec, tables_);
     const int n_pages = (c.depth + kPageTokens - 1) / kPageTokens;
     kv_.pages = upload(pages(n_pages));
     if (kv_.exact_page_bytes > 0)
@@ -61,7 +65,7 @@ class Rig {
     args_.out = upload(std::vector<float>(n, NAN));
     args_.n_head = c.n_head, args_.n_rows = c.n_rows;
     args_.max_pages = n_pages;
-    args_.scale = 1.0f / std::sqrt(float(c.head_dim));
+    args_.scale = 2.0f / c.scale_spread / std::sqrt(float(c.head_dim));
     args_.softcap = c.softcap;
   }
   ~Rig() {
@@ -77,6 +81,20 @@ class Rig {
                  parts = n * size_t(args.n_splits);
     args.partial = upload(std::vector<float>(parts, NAN));
     args.partial_sums = upload(std::vector<float>(parts / size_t(c_.head_dim) * 2, NAN));
+    if (kernel == AttentionKernel::kPrompt && needs_page_tiles(kv_)) {
+      const int oldest = std::max(c_.first_pos, c_.window > 0 ? c_.depth - c_.n_rows - c_.window + 1 : 0),
+                first = oldest / kPageTokens, end = (c_.depth - 1) / kPageTokens + 1,
+                held = std::min(c_.tile_pages, end - first);
+      const size_t tiles = size_t(held) * size_t(c_.n_kv) * 2;
+      args.expanded = {upload(std::vector<uint8_t>(tiles * size_t(page_tile_bytes(c_.head_dim)), 0xff)),
+                       upload(std::vector<float>(tiles, NAN)),
+                       held,
+                       0,
+                       first,
+                       end,
+                       oldest,
+                       c_.depth - 1};
+    }
     attend({nullptr, false}, args, step_, kernel, [] { return Launch{nullptr, false}; });
     std::vector<float> out(n);
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
@@ -110,7 +128,28 @@ class Rig {
     }
     return out;
   }
-  // Random codes, scales between 0.5 and 2 (1 / 64 of it where levels are bytes).
+  // Scales between 0.5 and 2, divided by what a level can be beyond about 3.
+  void set_scales(KvForm form, std::mt19937& random, std::vector<uint8_t>& region) const {
+    const RegionPlanes planes(form, c_.head_dim);
+    const float unit = form == KvForm::kQ8_0                            ? 1.0f / 64
+                       : form == KvForm::kQ4_0 || form == KvForm::kQ5_0 ? 1.0f / 8
+                       : trellis(form)                                  ? 1.0f / 64
+                       : block128(form)                                 ? 11.0f
+                                                                        : 1.0f;
+    const size_t n = size_t(kPageTokens * scales_of_row(form, c_.head_dim));
+    for (size_t i = 0; i < n; ++i) {
+      const float scale =
+          std::min(65504.0f, (0.5f + (c_.scale_spread - 0.5f) * float(random() % 1000) / 1000) * unit);
+      uint32_t bits;
+      std::memcpy(&bits, &scale, 4);
+      const uint16_t h = form == KvForm::kQjl1_256 ? uint16_t(bits >> 16) : f32_to_f16(scale);
+      std::memcpy(&region[form == KvForm::kTbq3Tcq ? i * kTcqBlockBytes : size_t(planes.scales_at()) + 2 * i],
+                  &h, 2);
+    }
+  }
+  // Their scales are norms of 128 values.
+  static bool block128(KvForm form) { return form == KvForm::kQ4Polar || form == KvForm::kQjl1_256; }
+  // Random codes.
   std::vector<uint8_t> pages(int n_pages) const {
     std::mt19937 random(17);
     std::vector<uint8_t> out;
@@ -127,12 +166,7 @@ class Rig {
               const uint32_t word = random();
               std::memcpy(&region[i], &word, 4);
             }
-            const bool q8 = form == KvForm::kQ8_0, bytes = q8 || trellis(form);  // levels up to 127
-            const size_t scales = size_t(kPageTokens) * size_t(q8 ? c_.head_dim / 32 : 1);
-            for (size_t i = 0; i < scales; ++i) {
-              const uint16_t h = f32_to_f16((0.5f + 1.5f * float(random() % 1000) / 1000) / (bytes ? 64 : 1));
-              std::memcpy(&region[region.size() - 2 * (i + 1)], &h, 2);
-            }
+            set_scales(form, random, region);
           }
           out.insert(out.end(), region.begin(), region.end());
         }
@@ -144,6 +178,7 @@ class Rig {
   StepView step_;
   AttentionArgs args_;
   std::vector<void*> memory_;
+  std::vector<Memory> tables_;
 };
 
 void expect_agreement(const Case& c) {
@@ -155,8 +190,8 @@ void expect_agreement(const Case& c) {
       << formats::require(c.k).name << "/" << formats::require(c.v).name << " head size " << c.head_dim
       << ", " << c.n_head << " heads on " << c.n_kv << ", depth " << c.depth << ", " << c.n_rows
       << " rows, parts " << c.n_splits << ", window " << c.window << ", first " << c.first_pos << ", shift "
-      << c.shift << ", exact " << c.exact_first << " and " << c.exact_last << ", cap " << c.softcap
-      << ", kernel " << int(rig.fast());
+      << c.shift << ", tile pages " << c.tile_pages << ", scales to " << c.scale_spread << ", exact "
+      << c.exact_first << " and " << c.exact_last << ", cap " << c.softcap << ", kernel " << int(rig.fast());
   const std::vector<float> again = rig.run(rig.fast());
   EXPECT_EQ(0, std::memcmp(fast.data(), again.data(), fast.size() * sizeof(float)))
       << "not the same bits again";
@@ -228,6 +263,78 @@ TEST(CudaTilesKernel, PromptsAndTheirParts) {
         c.n_rows = 4;
         expect_agreement(c);
       }
+}
+
+const std::vector<DType> kEncoded{DType::q8_0,   DType::q5_0,     DType::q4_0,     DType::tbq3_0,
+                                  DType::tbq4_0, DType::q4_polar, DType::tbq3_tcq, DType::tbq2_h,
+                                  DType::tbq3_h, DType::tbq4_h,   DType::tbq2_ht,  DType::tbq3_ht,
+                                  DType::tbq4_ht};
+
+TEST(CudaPromptKernel, EveryTypeThroughPageTiles) {
+  KVASIR_NEEDS_CUDA();
+  for (int d : {256, 512}) {
+    for (DType t : kEncoded) {
+      Case c{t, t, d, 8, 1, 900, 300};
+      expect_agreement(c);
+      c.k = DType::f16, c.exact_first = 70, c.exact_last = 100, c.shift = -100, c.keep_pages = 4;
+      expect_agreement(c);
+      c.k = DType::tbq4_h, c.window = 300;
+      expect_agreement(c);
+    }
+    expect_agreement({DType::qjl1_256, DType::tbq3_0, d, 8, 1, 900, 300});
+  }
+}
+
+// Small enough for a memory checker.
+TEST(CudaPromptKernel, Small) {
+  KVASIR_NEEDS_CUDA();
+  for (int d : {256, 512}) {
+    Case c{DType::tbq4_h, DType::f16, d, 8, 1, 200, 70};
+    c.tile_pages = 2;
+    expect_agreement(c);
+  }
+}
+
+TEST(CudaPromptKernel, AFewPageTilesAtATime) {
+  KVASIR_NEEDS_CUDA();
+  for (int d : {256, 512})
+    for (int held : {1, 3, 7, 11})
+      for (int parts : {0, 1, 3}) {
+        Case c{DType::tbq4_h, DType::q8_0, d, 8, 1, 900, 200, parts};
+        c.tile_pages = held;
+        expect_agreement(c);
+        c.window = 400, c.n_kv = 4;
+        expect_agreement(c);
+      }
+}
+
+// f16 pages of long contexts are made tiles too, the newest one as far as it is written.
+TEST(CudaPromptKernel, LongContextsOfHalves) {
+  KVASIR_NEEDS_CUDA();
+  for (int d : {256, 512})
+    for (int depth : {2040, 2048, 3001})
+      for (DType v : {DType::f16, DType::tbq4_h}) {
+        Case c{DType::f16, v, d, 8, 1, depth, 100};
+        c.tile_pages = depth > 3000 ? 13 : 1000;
+        expect_agreement(c);
+        c.k = v, c.v = DType::f16, c.first_pos = 70;
+        expect_agreement(c);
+      }
+}
+
+// Levels times scales beyond what f16 holds: scales are f16 themselves.
+TEST(CudaPromptKernel, TilesThatOutrangeHalves) {
+  KVASIR_NEEDS_CUDA();
+  for (int d : {256, 512}) {
+    for (DType t : kEncoded) {
+      Case c{t, t, d, 8, 1, 900, 300};
+      c.scale_spread = 60000;
+      expect_agreement(c);
+    }
+    Case c{DType::qjl1_256, DType::tbq4_h, d, 8, 1, 900, 300};
+    c.scale_spread = 60000;
+    expect_agreement(c);
+  }
 }
 
 }  // namespace

@@ -60,8 +60,8 @@ TEST_P(CudaMatmul, RowsAgreeWithDoubleSums) {
   }
 }
 
-// One row through sizes that models have: rows of a matrix among few and many blocks, rows that one warp takes and
-// rows that many share, more chunks than a block holds at a time.
+// One row through sizes that models have: rows of a matrix among few and many blocks, rows that one warp
+// takes and rows that many share, more chunks than a block holds at a time.
 TEST_P(CudaMatmul, OneRowOfEverySize) {
   KVASIR_NEEDS_CUDA();
   const DType type = GetParam();
@@ -110,6 +110,112 @@ TEST_P(CudaMatmul, OneRowOfEverySize) {
       }
       ASSERT_EQ(0, std::memcmp(first.data(), got.data(), got.size_bytes()))
           << size.n_out << " rows of " << size.n_in << ", repeat " << repeat;
+    }
+  }
+}
+
+// One tile whose depth many blocks share; small enough for a memory checker.
+TEST_P(CudaMatmul, OneTileOfManyBlocks) {
+  KVASIR_NEEDS_CUDA();
+  constexpr int kIn = 3072, kOut = 40, kRows = 20;
+  SmallGraph small;
+  graph::Op op;
+  op.kind = OpKind::matmul;
+  op.in[0] = small.input("x", DType::f32, kIn, kRows, 1);
+  op.w[0] = small.add(make_table("w", GetParam(), kIn, kOut, 2, 0.05f));
+  op.out = small.value("y", kOut);
+  small.graph.ops.push_back(op);
+  std::vector<Row> rows;
+  std::vector<double> y;
+  for (int r = 0; r < kRows; ++r) {
+    rows.push_back({r, r, 0, 0});
+    for (int o = 0; o < kOut; ++o) {
+      double sum = 0;
+      for (int i = 0; i < kIn; ++i)
+        sum += double(small.tables[0]->values[size_t(r * kIn + i)]) *
+               double(small.tables[1]->values[size_t(o * kIn + i)]);
+      y.push_back(sum);
+    }
+  }
+  const auto backend = backends::create_backend("cuda", 1);
+  backend->upload(small.graph, nullptr, nullptr);
+  backends::Decisions decisions;
+  decisions.keep_values = true;
+  const auto executable = backend->compile(small.graph, decisions, {}, kRows);
+  graph::SequenceView sequence;
+  backend->submit(*executable, {rows, {&sequence, 1}});
+  EXPECT_LE(nmse(backend->inspect(*executable, op.out), y), 2e-7);
+}
+
+// Prompts: sums that one block makes and sums that many share, tiles that are not full, both ways of
+// computing.
+TEST_P(CudaMatmul, PromptsOfEverySize) {
+  KVASIR_NEEDS_CUDA();
+  struct Size {
+    int n_in, n_out, rows;
+    bool gated;
+  };
+  for (const Size& size :
+       {Size{1536, 300, 17, false}, Size{256, 1030, 64, true}, Size{512, 5000, 65, false},
+        Size{6144, 258, 128, false}, Size{768, 1000, 129, true}, Size{6144, 130, 300, false},
+        Size{256, 9000, 512, false}, Size{512, 70, 400, false}, Size{1280, 2600, 700, true}}) {
+    SmallGraph small;
+    const graph::ValueId x = small.input("x", DType::f32, size.n_in, 50, 1);
+    graph::Op op;
+    op.kind = size.gated ? OpKind::gated_mlp : OpKind::matmul;
+    op.act = size.gated ? graph::Activation::kGeluTanh : graph::Activation::kNone;
+    op.in[0] = x;
+    op.w[0] = small.add(make_table("w", GetParam(), size.n_in, size.n_out, 2, 0.05f));
+    if (size.gated) op.w[1] = small.add(make_table("w2", GetParam(), size.n_in, size.n_out, 3, 0.05f));
+    op.out = small.value("y", size.n_out);
+    small.graph.ops.push_back(op);
+    std::vector<Row> rows;
+    for (int i = 0; i < size.rows; ++i) rows.push_back({i * 7 % 50, i, 0, 0});
+    std::vector<double> y;
+    const auto dot = [&](int token, int o, size_t table) {
+      double sum = 0;
+      const float *a = small.tables[0]->values.data() + size_t(token) * size_t(size.n_in),
+                  *b = small.tables[table]->values.data() + size_t(o) * size_t(size.n_in);
+      for (int i = 0; i < size.n_in; ++i) sum += double(a[i]) * double(b[i]);
+      return sum;
+    };
+    const std::vector<int> tokens{0, 7, 43};  // of 17 rows: 0, 1 and none
+    for (int token : tokens)
+      for (int o = 0; o < size.n_out; ++o) {
+        const double a = dot(token, o, 1);
+        y.push_back(size.gated ? a / (1 + std::exp(-2 * 0.7978845608 * (a + 0.044715 * a * a * a))) *
+                                     dot(token, o, 2)
+                               : a);
+      }
+    graph::SequenceView sequence;
+    for (bool portable : {false, true}) {
+      const auto backend = backends::create_backend("cuda", 1);
+      backend->upload(small.graph, nullptr, nullptr);
+      backends::Decisions decisions;
+      decisions.keep_values = true;
+      decisions.portable_kernels = portable;
+      const auto executable = backend->compile(small.graph, decisions, {}, size.rows);
+      std::vector<float> first;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        backend->submit(*executable, {rows, {&sequence, 1}});
+        const auto all = backend->inspect(*executable, op.out);
+        if (repeat == 0) first.assign(all.begin(), all.end());
+        ASSERT_EQ(0, std::memcmp(first.data(), all.data(), all.size_bytes())) << "not the same bits again";
+      }
+      // Rows of one token are the same, wherever they lie.
+      std::vector<float> got;
+      for (int token : tokens)
+        for (int r = 0, met = 0; r < size.rows; ++r) {
+          if (rows[size_t(r)].token != token) continue;
+          const std::span<const float> row(first.data() + size_t(r) * size_t(size.n_out), size_t(size.n_out));
+          if (met++ == 0) got.insert(got.end(), row.begin(), row.end());
+          ASSERT_LE(nmse(row, std::vector<double>(got.end() - size.n_out, got.end())), 1e-9)
+              << "row " << r << " of " << size.rows;
+        }
+      y.resize(got.size());
+      EXPECT_LE(nmse(got, y), size.gated ? 8e-7 : 2e-7)
+          << size.n_in << " -> " << size.n_out << ", " << size.rows << " rows"
+          << (portable ? ", portable" : "");
     }
   }
 }

@@ -31,6 +31,7 @@ void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes)
 bool kernel_loads(const void* kernel);
 // Bytes of shared memory a block may have on the current device.
 size_t shared_memory_limit();
+int multiprocessors();
 // It multiplies by warp groups (sm_90).
 bool has_warp_group_products();
 

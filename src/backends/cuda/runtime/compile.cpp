@@ -5,11 +5,9 @@
 #include "backends/cuda/kernels/heads/heads.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
+#include "backends/cuda/runtime/pages.h"
 #include "base/error.h"
-#include "base/half.h"
 #include "formats/format.h"
-#include "formats/qjl1_256.h"
-#include "formats/tcq_table.h"
 #include "graph/kv_layout.h"
 
 namespace kvasir::cuda {
@@ -50,7 +48,9 @@ void check_kv(const graph::KvSpec& spec, int layer) {
 }
 
 constexpr size_t kExpandedValues = size_t(64) << 20;  // f16 weights a prompt matmul holds at a time
-constexpr int kLogitsRows = 64;  // rows of logits computed at a time for many wanted rows
+constexpr size_t kPageTileBytes = size_t(256)
+                                  << 20;  // of encoded pages that a prompt holds as f16 tiles at a time
+constexpr int kLogitsRows = 64;           // rows of logits computed at a time for many wanted rows
 
 }  // namespace
 
@@ -122,7 +122,7 @@ void CudaExecutable::prepare_kv() {
                            "allocating open cache pages");
       view.step_exact = memory_.back().as<uint8_t>();
     }
-    view.tables = kv_tables(spec);
+    view.tables = upload_kv_tables(spec, memory_);
     kv_.push_back(view);
   }
   std::vector<KvView> open;
@@ -137,32 +137,6 @@ void CudaExecutable::prepare_kv() {
   open_kv_ = Memory(open.size() * sizeof(KvView), Place::kDevice, "allocating cache views");
   check(cudaMemcpy(open_kv_.as(), open.data(), open.size() * sizeof(KvView), cudaMemcpyHostToDevice),
         "uploading cache views");
-}
-
-// What the types of one cache keep as data, on the device.
-KvTables CudaExecutable::kv_tables(const graph::KvSpec& spec) {
-  const auto upload = [&](const void* data, size_t bytes) {
-    memory_.emplace_back(bytes, Place::kDevice, "allocating tables of a cache type");
-    check(cudaMemcpy(memory_.back().as(), data, bytes, cudaMemcpyHostToDevice),
-          "uploading a cache type's tables");
-    return memory_.back().as();
-  };
-  KvTables tables;
-  if (spec.k_type == DType::qjl1_256) {
-    const std::span projection(formats::qjl_projection(), size_t(128) * formats::kSketch);
-    std::vector<uint16_t> halves;
-    for (float p : projection) halves.push_back(f32_to_f16(p));
-    tables.projection = static_cast<const float*>(upload(projection.data(), projection.size_bytes()));
-    tables.projection_half =
-        static_cast<const uint16_t*>(upload(halves.data(), halves.size() * sizeof(uint16_t)));
-  }
-  if (spec.k_type == DType::tbq3_tcq || spec.v_type == DType::tbq3_tcq) {
-    const formats::TcqTable& table = spec.tcq ? *spec.tcq : formats::own_tcq_table();
-    tables.tcq_level = static_cast<const float*>(upload(table.level.data(), sizeof(table.level)));
-    tables.tcq_rounded = static_cast<const int8_t*>(upload(table.rounded.data(), sizeof(table.rounded)));
-    tables.tcq_step = table.step;
-  }
-  return tables;
 }
 
 void CudaExecutable::prepare_ropes() {
@@ -526,7 +500,8 @@ void CudaExecutable::add_attention(const Op& op) {
   const int n_seq = std::max(1, decisions_.n_seq), stored = kv_buffers_.n_pages[size_t(op.kv)] / n_seq + 1;
   args.max_pages =
       args.kv.window > 0 ? std::min(stored, (args.kv.window - 1) / graph::kPageTokens + 2) : stored;
-  const bool flash = decisions_.flash == backends::FlashAttention::kOn, portable = decisions_.portable_kernels;
+  const bool flash = decisions_.flash == backends::FlashAttention::kOn,
+             portable = decisions_.portable_kernels;
   int8_[size_t(op.out)] = feeds_int8(op.out);
   const ValueId q = op.in[0], out = op.out;
   const bool roped = comes_from_rope(q);
@@ -563,6 +538,7 @@ void CudaExecutable::add_attention(const Op& op) {
     args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, kernel);
     args.partial = partial_.as<float>();
     args.partial_sums = partial_sums_.as<float>();
+    if (kernel == AttentionKernel::kPrompt && needs_page_tiles(args.kv)) return attend_by_sequence(args, n);
     attend(next(), args, step_view(), kernel, [this] { return next(); });
   });
 }
@@ -682,14 +658,18 @@ void CudaExecutable::plan_memory() {
   if (max_rows_ <= kMaxMatvecRows) return;
   size_t largest = 0;
   for (const MatrixView& m : weights_.matrices)
-    if (m.form != WeightForm::kF16) largest = std::max(largest, size_t(m.n_in) * size_t(m.n_out));
-  half_ = Memory(widest * size_t(max_rows_) * 2, Place::kDevice, "allocating activations");
+    if (gemm_expands(m, decisions_.portable_kernels))
+      largest = std::max(largest, size_t(m.n_in) * size_t(m.n_out));
+  half_ = Memory(widest * size_t(padded_gemm_rows(max_rows_)) * 2, Place::kDevice, "allocating activations");
+  shares_ = Memory(gemm_share_bytes(), Place::kDevice, "allocating sums of matmuls");
+  check(cudaMemset(shares_.as(), 0, gemm_share_bytes()), "clearing sums of matmuls");
   half_scale_ = Memory(size_t(max_rows_) * sizeof(float), Place::kDevice, "allocating activations");
-  expanded_ = Memory(std::min(largest, kExpandedValues) * 2, Place::kDevice, "allocating expanded weights");
+  expanded_ = Memory(std::min(std::max<size_t>(largest, 8), kExpandedValues) * 2, Place::kDevice,
+                     "allocating expanded weights");
 }
 
 void CudaExecutable::size_attention() {
-  size_t values = 0, sums = 0;
+  size_t values = 0, sums = 0, tiles = 0, units = 0;
   for (const Op& op : graph_.ops) {
     if (op.kind != OpKind::attention) continue;
     const KvView& kv = kv_[size_t(op.kv)];
@@ -701,7 +681,18 @@ void CudaExecutable::size_attention() {
           size_t(n) * size_t(op.n_head) * size_t(attention_splits(kv, op.n_head, n, stored, kernel));
       values = std::max(values, parts * size_t(op.head_dim));
       sums = std::max(sums, parts * 2);
+      if (kernel != AttentionKernel::kPrompt || !needs_page_tiles(kv)) continue;
+      const int seen = kv.window > 0 ? (kv.window + n) / graph::kPageTokens + 2 : stored;
+      const size_t sides = size_t(kv.n_kv) * 2, page = sides * size_t(page_tile_bytes(kv.head_dim));
+      const size_t pages =
+          std::min(size_t(std::min(seen, stored)), std::max<size_t>(1, kPageTileBytes / page));
+      tiles = std::max(tiles, pages * page);
+      units = std::max(units, pages * sides);
     }
+  }
+  if (tiles > 0) {
+    page_tiles_ = Memory(tiles, Place::kDevice, "allocating page tiles of prompts");
+    page_units_ = Memory(units * sizeof(float), Place::kDevice, "allocating page tiles of prompts");
   }
   partial_ = Memory(values * sizeof(float), Place::kDevice, "allocating attention partials");
   partial_sums_ = Memory(sums * sizeof(float), Place::kDevice, "allocating attention partials");

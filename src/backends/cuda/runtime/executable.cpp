@@ -4,8 +4,6 @@
 #include <cstring>
 
 #include "backends/cuda/kernels/choose/choose.h"
-#include "backends/cuda/kernels/gemm/gemm.h"
-#include "backends/cuda/kernels/weights/weights.h"
 #include "base/error.h"
 
 namespace kvasir::cuda {
@@ -227,10 +225,9 @@ void CudaExecutable::check_outcome(const Slot& slot) const {
   const int32_t* fault = slot.outcome.as<int32_t>();
   if (fault[0] < 0) return;
   const graph::Row& row = slot.rows[size_t(fault[1])];
-  const int token =
-      row.token == graph::kChosenToken
-          ? key_token((&slot == &slots_[0] ? slots_[1] : slots_[0]).outcome.as<uint64_t>()[1])
-          : row.token;
+  const int token = row.token == graph::kChosenToken
+                        ? key_token((&slot == &slots_[0] ? slots_[1] : slots_[0]).outcome.as<uint64_t>()[1])
+                        : row.token;
   fail(ErrorCode::kFailed,
        "layer {}: the key or value of token {} at position {} is not finite or overflows the cache type; "
        "f32 or bf16 caches hold a wider range",
@@ -241,9 +238,7 @@ void CudaExecutable::settle() {
   while (n_ahead_ > 0) chosen();
 }
 
-bool CudaExecutable::chooses() const {
-  return logits_op_ && !decisions_.trace && streams(logits_product(1));
-}
+bool CudaExecutable::chooses() const { return logits_op_ && !decisions_.trace && streams(logits_product(1)); }
 
 void CudaExecutable::run_ahead(const graph::StepParams& step) {
   if (step.rows.size() != 1 || !chooses() || n_ahead_ == 2)
@@ -271,8 +266,24 @@ int CudaExecutable::chosen() {
 
 void CudaExecutable::to_half(ValueId v, int n_rows) {
   if (half_of_ == v) return;
-  half_rows(next(), data(v), width(v), n_rows, half_.as<uint16_t>(), half_scale_.as<float>());
+  gemm_rows(next(), data(v), width(v), n_rows, decisions_.portable_kernels, half_.as<uint16_t>(),
+            half_scale_.as<float>());
   half_of_ = v;
+}
+
+// Of rows that half_ holds.
+GemmArgs CudaExecutable::gemm_args(const MatrixView& w, int n_rows) const {
+  GemmArgs args;
+  args.x = half_.as<uint16_t>();
+  args.x_scale = half_scale_.as<float>();
+  args.w = w;
+  args.n_rows = n_rows;
+  args.n_in = w.n_in;
+  args.portable = decisions_.portable_kernels;
+  args.expanded = expanded_.as<uint16_t>();
+  args.expanded_values = expanded_.size() / 2;
+  args.shares = shares_.as<uint8_t>();
+  return args;
 }
 
 void CudaExecutable::run_gemm(const Part& part, int n_rows) {
@@ -280,30 +291,15 @@ void CudaExecutable::run_gemm(const Part& part, int n_rows) {
   const int n_out = width(part.out);
   const auto product = [&](graph::WeightId id, const float* mul, int mul_stride, const float* residual,
                            bool gelu) {
-    const MatrixView& w = weights_.matrices[size_t(id)];
-    const int slice = std::max(128, int(expanded_.size() / 2 / size_t(w.n_in)) / 128 * 128);
-    for (int c = 0; c < n_out; c += slice) {
-      const int n = std::min(slice, n_out - c);
-      GemmArgs args;
-      args.x = half_.as<uint16_t>();
-      args.x_scale = half_scale_.as<float>();
-      if (w.form == WeightForm::kF16) {
-        args.w = reinterpret_cast<const uint16_t*>(w.codes) + int64_t(part.first_row + c) * w.n_in;
-      } else {
-        expand_half(next(), w, part.first_row + c, n, expanded_.as<uint16_t>());
-        args.w = expanded_.as<uint16_t>();
-      }
-      args.out = data(part.out) + c;
-      args.mul = mul ? mul + c : nullptr;
-      args.residual = residual ? residual + c : nullptr;
-      args.n_rows = n_rows;
-      args.n_in = w.n_in;
-      args.n_out = n;
-      args.out_stride = n_out;
-      args.mul_stride = mul_stride;
-      args.gelu = gelu;
-      gemm(next(), args);
-    }
+    GemmArgs args = gemm_args(weights_.matrices[size_t(id)], n_rows);
+    args.first = part.first_row;
+    args.out = data(part.out);
+    args.mul = mul;
+    args.residual = residual;
+    args.n_out = args.out_stride = n_out;
+    args.mul_stride = mul_stride;
+    args.gelu = gelu;
+    gemm([this] { return next(); }, args);
   };
   if (part.w2 != kNone) {
     product(part.w, nullptr, 0, nullptr, true);
@@ -311,6 +307,54 @@ void CudaExecutable::run_gemm(const Part& part, int n_rows) {
   } else {
     product(part.w, part.mul == kNone ? nullptr : data(part.mul) + part.mul_offset,
             part.mul == kNone ? 0 : width(part.mul), data(part.residual), part.gelu);
+  }
+}
+
+// Rows of each sequence by themselves, for whom its pages are expanded; a few rows that follow each other
+// read pages as they are.
+void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int n_rows) {
+  const int32_t* out_rows =
+      reinterpret_cast<const int32_t*>(slot().params_host.as<std::byte>() + out_rows_at());
+  const SequenceInfo* sequences =
+      reinterpret_cast<const SequenceInfo*>(slot().params_host.as<std::byte>() + 16);
+  const auto row = [&](int r) { return slot().rows[size_t(args.output_rows ? out_rows[r] : r)]; };
+  const auto end_of = [&](int begin) {
+    int end = begin + 1;
+    while (end < n_rows && row(end).seq == row(begin).seq) ++end;
+    return end;
+  };
+  for (int begin = 0, end = 0; begin < n_rows; begin = end) {
+    end = end_of(begin);
+    while (end < n_rows && end_of(end) - begin <= kMaxMatvecRows) end = end_of(end);
+    AttentionArgs part = args;
+    StepView step = step_view();
+    const int64_t skip = int64_t(begin) * args.n_head * args.kv.head_dim;
+    part.q += skip;
+    if (part.q_shifted) part.q_shifted += skip;
+    part.out += skip;
+    part.n_rows = end - begin;
+    step.rows += args.output_rows ? 0 : begin;
+    step.out_rows += args.output_rows ? begin : 0;
+    const AttentionKernel kernel = choose_attention(args.kv, part.n_rows, true, decisions_.portable_kernels);
+    part.n_splits = attention_splits(args.kv, args.n_head, part.n_rows, args.max_pages, kernel);
+    if (kernel == AttentionKernel::kPrompt) {
+      const int seq = row(begin).seq;
+      int oldest = row(begin).pos, newest = oldest;
+      for (int r = begin; r < end; ++r)
+        oldest = std::min(oldest, row(r).pos), newest = std::max(newest, row(r).pos);
+      const int first = std::max(sequences[seq].first_pos[args.kv.window > 0],
+                                 args.kv.window > 0 ? oldest - args.kv.window + 1 : 0);
+      const int64_t page = page_tile_bytes(args.kv.head_dim) * args.kv.n_kv * 2;
+      part.expanded = {page_tiles_.as<uint8_t>(),
+                       page_units_.as<float>(),
+                       int(int64_t(page_tiles_.size()) / page),
+                       seq,
+                       first / graph::kPageTokens,
+                       newest / graph::kPageTokens + 1,
+                       first,
+                       newest};
+    }
+    attend(next(), part, step, kernel, [this] { return next(); });
   }
 }
 
@@ -397,27 +441,13 @@ void CudaExecutable::run_logits(int first, int n) {
     return;
   }
   half_of_ = kNone;
-  half_rows(next(), data(in) + int64_t(first) * width(in), width(in), n, half_.as<uint16_t>(),
-            half_scale_.as<float>());
-  const int slice = std::max(128, int(expanded_.size() / 2 / size_t(w.n_in)) / 128 * 128);
-  for (int c = 0; c < graph_.n_vocab; c += slice) {
-    GemmArgs args;
-    args.n_out = std::min(slice, graph_.n_vocab - c);
-    if (w.form == WeightForm::kF16) {
-      args.w = reinterpret_cast<const uint16_t*>(w.codes) + int64_t(c) * w.n_in;
-    } else {
-      expand_half(next(), w, c, args.n_out, expanded_.as<uint16_t>());
-      args.w = expanded_.as<uint16_t>();
-    }
-    args.x = half_.as<uint16_t>();
-    args.x_scale = half_scale_.as<float>();
-    args.out = logits_.as<float>() + c;
-    args.n_rows = n;
-    args.n_in = w.n_in;
-    args.out_stride = graph_.n_vocab;
-    args.softcap = logits_op_->softcap;
-    gemm(next(), args);
-  }
+  gemm_rows(next(), data(in) + int64_t(first) * width(in), width(in), n, decisions_.portable_kernels,
+            half_.as<uint16_t>(), half_scale_.as<float>());
+  GemmArgs args = gemm_args(w, n);
+  args.out = logits_.as<float>();
+  args.n_out = args.out_stride = graph_.n_vocab;
+  args.softcap = logits_op_->softcap;
+  gemm([this] { return next(); }, args);
 }
 
 const float* CudaExecutable::logits_on_device(int output_row) {

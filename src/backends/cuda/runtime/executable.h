@@ -12,6 +12,7 @@
 #include "backends/backend.h"
 #include "backends/cuda/kernels/attention/attention.h"
 #include "backends/cuda/kernels/elementwise/elementwise.h"
+#include "backends/cuda/kernels/gemm/gemm.h"
 #include "backends/cuda/kernels/kv_append/kv_append.h"
 #include "backends/cuda/kernels/kv_forms/dtypes.h"
 #include "backends/cuda/kernels/matvec/matvec.h"
@@ -118,7 +119,6 @@ class CudaExecutable final : public backends::Executable {
   void plan_memory();
   void prepare_ropes();
   void prepare_kv();
-  KvTables kv_tables(const graph::KvSpec& spec);
   void size_attention();
 
   // executable.cpp
@@ -145,9 +145,13 @@ class CudaExecutable final : public backends::Executable {
   NormArgs norm_args(const NormNode& norm, const Rows& rows) const;
   HeadArgs head_args(const HeadsNode& heads) const;
   bool runs_near(const Rows& rows, int kv, graph::ValueId out) const;
+  GemmArgs gemm_args(const MatrixView& w, int n_rows) const;
   void run_gemm(const Part& part, int n_rows);
+  void attend_by_sequence(const AttentionArgs& args, int n_rows);
   void to_half(graph::ValueId v, int n_rows);
-  bool streams(const MatvecArgs& product) const { return !decisions_.portable_kernels && can_stream(product); }
+  bool streams(const MatvecArgs& product) const {
+    return !decisions_.portable_kernels && can_stream(product);
+  }
   Launch next();  // overlap with whatever was launched before it
   StepView step_view() const;
   float* data(graph::ValueId v) const { return v == graph::kNone ? nullptr : value_data_[size_t(v)]; }
@@ -178,7 +182,8 @@ class CudaExecutable final : public backends::Executable {
   std::vector<QuantRows> quant_;
   std::vector<float*> shifted_;  // by value: queries turned at pos + shift
   std::vector<Memory> memory_;
-  Memory half_, half_scale_, expanded_, partial_, partial_sums_;
+  Memory half_, half_scale_, expanded_, shares_, partial_, partial_sums_;
+  Memory page_tiles_, page_units_;  // encoded pages as a prompt's attention reads them, a layer at a time
   graph::ValueId half_of_ = graph::kNone;  // whose rows half_ holds while a step is enqueued
   const graph::Op* logits_op_ = nullptr;
 

@@ -53,6 +53,13 @@ bool kernel_loads(const void* kernel) {
   return status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction;
 }
 
+int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "asking for the device");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking for the device");
+  return count;
+}
+
 size_t shared_memory_limit() {
   int device = 0, bytes = 0;
   check(cudaGetDevice(&device), "asking for the device");

@@ -6,7 +6,10 @@
 #include "backends/cuda/kernels/kv_forms/dtypes.h"
 #include "backends/cuda/kernels/kv_forms/wire.h"
 #include "base/error.h"
+#include "base/half.h"
 #include "formats/format.h"
+#include "formats/qjl1_256.h"
+#include "formats/tcq_table.h"
 
 namespace kvasir::cuda {
 
@@ -68,6 +71,31 @@ void write_cache_page(const graph::KvSpec& spec, PagePart part, int kv_head, std
   check(cudaMemcpyAsync(page + side.offset, region.data(), side.bytes, cudaMemcpyHostToDevice, stream),
         "writing a cache page");
   check(cudaStreamSynchronize(stream), "writing a cache page");
+}
+
+KvTables upload_kv_tables(const graph::KvSpec& spec, std::vector<Memory>& memory) {
+  const auto upload = [&](const void* data, size_t bytes) {
+    memory.emplace_back(bytes, Place::kDevice, "allocating tables of a cache type");
+    check(cudaMemcpy(memory.back().as(), data, bytes, cudaMemcpyHostToDevice),
+          "uploading a cache type's tables");
+    return memory.back().as();
+  };
+  KvTables tables;
+  if (spec.k_type == DType::qjl1_256) {
+    const std::span projection(formats::qjl_projection(), size_t(128) * formats::kSketch);
+    std::vector<uint16_t> halves;
+    for (float p : projection) halves.push_back(f32_to_f16(p));
+    tables.projection = static_cast<const float*>(upload(projection.data(), projection.size_bytes()));
+    tables.projection_half =
+        static_cast<const uint16_t*>(upload(halves.data(), halves.size() * sizeof(uint16_t)));
+  }
+  if (spec.k_type == DType::tbq3_tcq || spec.v_type == DType::tbq3_tcq) {
+    const formats::TcqTable& table = spec.tcq ? *spec.tcq : formats::own_tcq_table();
+    tables.tcq_level = static_cast<const float*>(upload(table.level.data(), sizeof(table.level)));
+    tables.tcq_rounded = static_cast<const int8_t*>(upload(table.rounded.data(), sizeof(table.rounded)));
+    tables.tcq_step = table.step;
+  }
+  return tables;
 }
 
 }  // namespace kvasir::cuda

@@ -16,6 +16,19 @@
 
 namespace kvasir::cuda {
 
+// Pages that the rows of a prompt see, as the f16 tiles its kernel multiplies: [page][KV head][side], a tile
+// in units of a power of two (1 unless f16 cannot hold it). Encoded sides always, f16 ones if `plain`. Longer
+// ranges are taken in turns.
+struct PageTiles {
+  uint8_t* tiles = nullptr;
+  float* units = nullptr;
+  int capacity = 0;                      // pages
+  int sequence = 0, first = 0, end = 0;  // whose pages, and which
+  int oldest = 0, newest = 0;            // positions seen
+  bool plain = false;
+};
+constexpr int64_t page_tile_bytes(int head_dim) { return int64_t(graph::kPageTokens) * head_dim * 2; }
+
 struct AttentionArgs {
   KvView kv;
   const float* q = nullptr;          // [n_rows][n_head * head_dim], in the basis of the keys
@@ -30,6 +43,8 @@ struct AttentionArgs {
   int max_pages = 0;  // that a row can see, for the parts that have work
   bool output_rows = false;
   bool settled = false;  // the step has one row: pages but its own are as earlier steps left them
+  bool resumed = false;  // parts hold what earlier pages gave
+  PageTiles expanded;    // kPrompt with tiles: rows of one sequence, `first` and `end` what they see
   float scale = 1, softcap = 0;
 };
 
@@ -40,12 +55,15 @@ enum class AttentionKernel : uint8_t { kPlain, kTiles, kDecode, kPrompt };
 // The fastest one that takes this cache and that many rows, among those asked for: `flash` false: kPlain,
 // `portable`: none that needs more than sm_80 has.
 AttentionKernel choose_attention(const KvView& kv, int n_rows, bool flash, bool portable);
+// kPrompt makes PageTiles of this cache.
+bool needs_page_tiles(const KvView& kv);
 // True when there is one on the matrix units.
 bool has_flash(const KvView& kv);
 // Parts for that many rows: enough blocks to fill the device.
 int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, AttentionKernel kernel);
-// Leaves the merged rows in args.out and args.quant; two launches, `second` is asked for the other one.
+// Leaves the merged rows in args.out and args.quant; several launches, `more` is asked for those after the
+// first.
 void attend(const Launch& how, const AttentionArgs& args, const StepView& step, AttentionKernel kernel,
-            const std::function<Launch()>& second);
+            const std::function<Launch()>& more);
 
 }  // namespace kvasir::cuda

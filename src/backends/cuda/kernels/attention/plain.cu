@@ -285,20 +285,22 @@ static void merge_attention(const Launch& how, const AttentionArgs& args) {
 }
 
 void attend(const Launch& how, const AttentionArgs& args, const StepView& step, AttentionKernel kernel,
-            const std::function<Launch()>& second) {
+            const std::function<Launch()>& more) {
   if (kernel == AttentionKernel::kDecode) {
     attend_decode(how, args, step);
-    merge_attention<true>(second(), args);
+    merge_attention<true>(more(), args);
     return;
   }
-  if (kernel == AttentionKernel::kPrompt)
-    attend_prompt(how, args, step);
-  else if (kernel == AttentionKernel::kTiles)
+  if (kernel == AttentionKernel::kPrompt) {
+    attend_prompt(how, args, step, more);
+    return merge_rows(more(), args);
+  }
+  if (kernel == AttentionKernel::kTiles)
     attend_flash(how, args, step);
   else
     launch(how, dim3(unsigned(args.n_splits), unsigned(args.n_head), unsigned(args.n_rows)), dim3(kThreads),
            0, plain_kernel, args, step);
-  merge_attention<false>(second(), args);
+  merge_attention<false>(more(), args);
 }
 
 }  // namespace kvasir::cuda

@@ -1,11 +1,12 @@
-// Three warp groups: one brings pages of keys and values into shared memory as f16, expanding codes; two
-// multiply. A block takes `kRows` columns (query rows times heads of one KV head). At head size 256 each
-// group has 64 of them; at 512 both have the same 64 and half of the values each, so that sums fit in
-// registers; both then need all scores, and each computes them: a third of the products is done twice, which
-// is cheaper than passing them on.
+// Three warp groups: one brings pages of keys and values into shared memory as f16 tiles, those that are not
+// f16 as expand_pages() has made them; two multiply. A block takes `kRows` columns (query rows times heads of
+// one KV head). At head size 256 each group has 64 of them; at 512 both have the same 64 and half of the
+// values each, so that sums fit in registers; both then need all scores, and each computes them: a third of
+// the products is done twice, which is cheaper than passing them on.
 #include <algorithm>
 
 #include "backends/cuda/kernels/attention/chunks.cuh"
+#include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/prompt.h"
 #include "backends/cuda/kernels/attention/wgmma.cuh"
 
@@ -13,13 +14,14 @@ namespace kvasir::cuda {
 namespace {
 
 constexpr int kThreads = 384, kGroup = 128, kMaxHeads = 16;
+constexpr int kManyPages = 32;  // from here on f16 pages are made tiles too: their rows arrive in one piece
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 
 template <int D>
 struct Shape {
   static constexpr int kRows = D == 512 ? 64 : 128, kSlots = D == 512 ? 2 : 4;
   static constexpr int kSlotBytes = kPage * D * 2, kQueryBytes = kRows * D * 2;
-  static constexpr int kBytes = 1024 + kQueryBytes + kSlots * kSlotBytes + 2 * kSlots * 8;
+  static constexpr int kBytes = 1024 + kQueryBytes + kSlots * kSlotBytes + kSlots * 20;
 };
 
 // Rows [begin, end) of the launch: one sequence, one page of positions.
@@ -55,8 +57,14 @@ struct Work {
     s.seq = step.sequences[s.head.seq];
     s.oldest = first_visible(a.kv, s.seq, s.head.pos);
     s.newest = last;
-    s.pages = split_pages(s.oldest, last, int(blockIdx.x), a.n_splits);
+    s.pages = pages(s.oldest / kPage, last / kPage + 1);
     return s;
+  }
+  // This block's part of pages [first, end) that the launch takes.
+  __device__ __forceinline__ PageRange pages(int first, int end) const {
+    if (a.expanded.tiles) first = max(first, a.expanded.first), end = max(first, min(end, a.expanded.end));
+    const int n = end - first, each = (n + a.n_splits - 1) / a.n_splits, split = int(blockIdx.x);
+    return {first + min(n, split * each), first + min(n, (split + 1) * each)};
   }
 };
 
@@ -70,50 +78,13 @@ struct Turn {
   }
 };
 
-__device__ __forceinline__ uint32_t tile_place(int row, int piece) {
-  return piece / 8 * (kPage * 128) + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
-}
 __device__ __forceinline__ void store_piece(uint32_t at, int4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
 
-// Codes of eight values.
-template <KvForm F>
-__device__ __forceinline__ uint2 load_eight(const uint8_t* data, int unit) {
-  if constexpr (F == KvForm::kQ8_0) return reinterpret_cast<const uint2*>(data)[unit];
-  if constexpr (F == KvForm::kTbq4H) return {reinterpret_cast<const uint32_t*>(data)[unit], 0};
-  if constexpr (F == KvForm::kTbq3H) return {load_24(data, unit * 3), 0};
-  return {reinterpret_cast<const uint16_t*>(data)[unit], 0};
-}
-// Rows [low, high) of a region of codes to a tile, zeros elsewhere, by one warp group.
-template <int D, KvForm F>
-__device__ __forceinline__ void expand_tile(const uint8_t* data, int low, int high, const LevelBytes& levels,
-                                            uint32_t tile, int thread) {
-  constexpr int kUnits = D / 8, kBatch = 4, kScales = F == KvForm::kQ8_0 ? D / 32 : 1;
-  const __half* scales = reinterpret_cast<const __half*>(data + kPage * (D / 8 * code_bits(F)));
-#pragma unroll 1
-  for (int first = thread; first < kPage * kUnits; first += kBatch * kGroup) {
-    uint2 codes[kBatch];
-    __half scale[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int unit = first + i * kGroup, row = unit / kUnits;
-      codes[i] = load_eight<F>(data, unit);
-      scale[i] = scales[row * kScales + (kScales > 1 ? unit % kUnits / 4 : 0)];
-      if (row < low || row >= high) codes[i] = {0, 0}, scale[i] = __ushort_as_half(0);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int unit = first + i * kGroup;
-      int4 v;
-      if constexpr (F == KvForm::kQ8_0)
-        v = expand_int8(codes[i], scale[i]);
-      else
-        v = scale_halves(expand_codes<code_bits(F)>(levels, codes[i].x), scale[i]);
-      store_piece(tile + tile_place(unit / kUnits, unit % kUnits), v);
-    }
-  }
+__device__ __forceinline__ void set_unit(uint32_t at, float unit) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(unit) : "memory");
 }
 template <int D>
 __device__ __forceinline__ void copy_tile(const uint8_t* data, int low, int high, uint32_t tile, int thread) {
@@ -125,43 +96,95 @@ __device__ __forceinline__ void copy_tile(const uint8_t* data, int low, int high
   }
 }
 
+// Barriers and units of the slots.
 template <int D>
-__device__ __forceinline__ void produce(const Work& work, uint32_t slots, uint32_t full, uint32_t empty) {
+struct Slots {
+  uint32_t tiles, full, empty, units;
+  __device__ __forceinline__ explicit Slots(uint32_t at)
+      : tiles(at),
+        full(at + Shape<D>::kSlots * Shape<D>::kSlotBytes),
+        empty(full + Shape<D>::kSlots * 8),
+        units(empty + Shape<D>::kSlots * 8) {}
+  __device__ __forceinline__ uint32_t tile(const Turn<D>& t) const {
+    return tiles + t.slot * Shape<D>::kSlotBytes;
+  }
+  __device__ __forceinline__ void wait_full(const Turn<D>& t) const {
+    wait_barrier(full + t.slot * 8, t.parity);
+  }
+  __device__ __forceinline__ float unit(const Turn<D>& t) const {
+    float unit;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(unit) : "r"(units + t.slot * 4) : "memory");
+    return unit;
+  }
+};
+
+// Where a page lies: its index, and that of its exact copy when it is read so (else -1).
+struct PagePlace {
+  int index, exact;
+};
+__device__ __forceinline__ PagePlace find_page(const KvView& kv, const int32_t* table, int stride,
+                                               int query_page, int page) {
+  const bool exact = page == query_page || page < kv.exact_first || query_page - page <= kv.exact_last;
+  const bool opens = open_page(kv.k_form) || open_page(kv.v_form);
+  return {table[page], opens && exact ? table[stride + page] : -1};
+}
+// f16 rows of one head and side.
+__device__ __forceinline__ const uint8_t* rows_of(const KvView& kv, const PagePlace& at, int head, int side) {
+  const bool k_open = open_page(kv.k_form), v_open = open_page(kv.v_form), exact = side ? v_open : k_open;
+  const int64_t one = page_tile_bytes(kv.head_dim);
+  const int64_t k = exact ? (k_open ? one : 0) : region_bytes(kv.k_form, kv.head_dim),
+                v = exact ? (v_open ? one : 0) : region_bytes(kv.v_form, kv.head_dim);
+  const uint8_t* base = !exact ? kv.pages + at.index * kv.page_bytes
+                        : at.exact < kv.n_exact
+                            ? kv.exact + at.exact * kv.exact_page_bytes
+                            : kv.step_exact + (at.exact - kv.n_exact) * kv.exact_page_bytes;
+  return base + head * (k + v) + (side ? k : 0);
+}
+
+template <int D>
+__device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots) {
   const AttentionArgs& a = work.a;
-  const int thread = int(threadIdx.x) % kGroup;
-  const LevelBytes k_levels = level_bytes(a.kv.k_form, D), v_levels = level_bytes(a.kv.v_form, D);
+  const int thread = int(threadIdx.x) % kGroup, stride = work.step.table_stride;
   Turn<D> turn;
 #pragma unroll 1
   for (int begin = work.first_row; begin < work.first_row + work.n_rows;) {
     const Segment s = work.segment(begin);
+    begin = s.end;
+    if (s.pages.begin >= s.pages.end) continue;
+    const int32_t* table = work.step.tables + (int64_t(s.head.seq) * 4 + (a.kv.window > 0 ? 2 : 0)) * stride;
+    PagePlace next = find_page(a.kv, table, stride, s.newest / kPage, s.pages.begin);
 #pragma unroll 1
     for (int page = s.pages.begin; page < s.pages.end; ++page) {
-      const int low = max(0, s.oldest - page * kPage), high = min(kPage, s.newest + 1 - page * kPage);
+      const PagePlace at = next;  // the next page is looked up while this one is copied
+      if (page + 1 < s.pages.end) next = find_page(a.kv, table, stride, s.newest / kPage, page + 1);
+      const int64_t tile = (int64_t(page - a.expanded.first) * a.kv.n_kv + work.kv_head) * 2;
 #pragma unroll 1
       for (int side = 0; side < 2; ++side, turn.next()) {
-        const Region region =
-            find_region(a.kv, work.step, s.head.seq, s.newest / kPage, page, work.kv_head, side);
-        const uint32_t tile = slots + turn.slot * Shape<D>::kSlotBytes, ready = full + turn.slot * 8;
-        wait_barrier(empty + turn.slot * 8, turn.parity ^ 1);
-        const LevelBytes levels = side ? v_levels : k_levels;
-        if (region.form == KvForm::kF16) {
-          copy_tile<D>(region.data, low, high, tile, thread);
-          arrive_after_copies(ready);
+        const uint32_t ready = slots.full + turn.slot * 8, empty = slots.empty + turn.slot * 8;
+        const bool open = open_page(side ? a.kv.v_form : a.kv.k_form);
+        if (open ? at.exact < 0 : a.expanded.plain) {
+          const float unit = thread == 0 ? a.expanded.units[tile + side] : 1;
+          wait_barrier(empty, turn.parity ^ 1);
+          if (thread == 0) {
+            set_unit(slots.units + turn.slot * 4, unit);
+            arrive_expecting(ready, Shape<D>::kSlotBytes);
+            copy_bulk(slots.tile(turn), a.expanded.tiles + (tile + side) * Shape<D>::kSlotBytes,
+                      Shape<D>::kSlotBytes, ready);
+          }
+          arrive(ready);
           continue;
         }
-        if (region.form == KvForm::kQ8_0)
-          expand_tile<D, KvForm::kQ8_0>(region.data, low, high, levels, tile, thread);
-        if (region.form == KvForm::kTbq2H)
-          expand_tile<D, KvForm::kTbq2H>(region.data, low, high, levels, tile, thread);
-        if (region.form == KvForm::kTbq3H)
-          expand_tile<D, KvForm::kTbq3H>(region.data, low, high, levels, tile, thread);
-        if (region.form == KvForm::kTbq4H)
-          expand_tile<D, KvForm::kTbq4H>(region.data, low, high, levels, tile, thread);
-        fence_tiles();
-        arrive(ready);
+        const uint8_t* rows = rows_of(a.kv, at, work.kv_head, side);
+        const int low = max(0, s.oldest - page * kPage), high = min(kPage, s.newest + 1 - page * kPage);
+        wait_barrier(empty, turn.parity ^ 1);
+        if (thread == 0) {
+          set_unit(slots.units + turn.slot * 4, 1);
+          arrive(ready);
+        }
+        copy_tile<D>(rows, low, high, slots.tile(turn), thread);
+        arrive_after_copies(ready);
       }
     }
-    begin = s.end;
   }
 }
 
@@ -169,9 +192,13 @@ __device__ __forceinline__ void produce(const Work& work, uint32_t slots, uint32
 template <int D>
 struct Consumer {
   const Work& work;
-  uint32_t queries, slots, full, empty;
+  uint32_t queries;
+  Slots<D> slots;
   int group, thread;
   static constexpr bool kShared = D == 512;  // both groups have the same columns
+  // Products of a page's weights and values run while the next page's scores become weights. With two slots
+  // the next tile would arrive too late.
+  static constexpr bool kAhead = Shape<D>::kSlots > 2;
 
   __device__ __forceinline__ int column0() const { return kShared ? 0 : group * 64; }
   __device__ __forceinline__ int value0() const { return kShared ? group * 256 : 0; }
@@ -209,26 +236,26 @@ struct Consumer {
       product_64(s, a + (block * (Shape<D>::kRows * 128) + within) / 16,
                  b + (block * (kPage * 128) + within) / 16, k == 0);
     }
-    end_products();
+    commit_products();
   }
   __device__ __forceinline__ void mix(uint32_t tile, const uint32_t (&p)[4][4], float (&o)[128]) const {
     const uint64_t b = tile_descriptor(tile + value0() / 64 * (kPage * 128), kPage * 128);
     begin_products();
 #pragma unroll
     for (int k = 0; k < 4; ++k) product_256(o, p[k], b + k * 2048 / 16);
-    end_products();
+    commit_products();
   }
 
-  // Scores to weights, as left operands. [low, high): keys of the page that each of the lane's two columns
-  // sees.
-  __device__ __forceinline__ void softmax(float (&s)[32], bool whole, const int (&low)[2],
-                                          const int (&high)[2], float (&largest)[2], float (&sum)[2],
-                                          uint32_t (&p)[4][4], float (&o)[128]) const {
+  // Scores to weights; earlier sums are to be multiplied by `keep`. [low, high): keys of the page that each
+  // of the lane's two columns sees.
+  __device__ __forceinline__ void weigh(float (&s)[32], float unit, bool whole, const int (&low)[2],
+                                        const int (&high)[2], float (&largest)[2], float (&sum)[2],
+                                        float (&keep)[2]) const {
     const AttentionArgs& a = work.a;
     const int t = thread % 4;
-    const float scale = a.scale * kLog2E;
+    const float scale = a.scale * kLog2E * unit;
     if (a.softcap > 0) {
-      const float inner = a.scale / a.softcap * (2 * kLog2E), outer = a.softcap * kLog2E;
+      const float inner = a.scale * unit / a.softcap * (2 * kLog2E), outer = a.softcap * kLog2E;
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = outer - __fdividef(2 * outer, exp2_fast(s[i] * inner) + 1.0f);
     } else {
@@ -241,7 +268,6 @@ struct Consumer {
         const int key = i / 4 * 8 + t * 2 + i % 2, half = i / 2 % 2;
         if (key < low[half] || key >= high[half]) s[i] = -INFINITY;
       }
-    float keep[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float most = -INFINITY;
@@ -265,6 +291,11 @@ struct Consumer {
       sum[i] = sum[i] * keep[i] + total;
       largest[i] = next;
     }
+  }
+
+  // Weights as left operands, and the earlier sums.
+  __device__ __forceinline__ void pack(const float (&s)[32], const float (&keep)[2], uint32_t (&p)[4][4],
+                                       float (&o)[128]) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -276,65 +307,157 @@ struct Consumer {
       for (int i = 0; i < 128; ++i) o[i] *= keep[i / 2 % 2];
   }
 
+  // Waits for the values of `turn` and gives weights their unit.
+  __device__ __forceinline__ void meet_values(const Turn<D>& turn, uint32_t (&p)[4][4]) const {
+    slots.wait_full(turn);
+    if (const float unit = slots.unit(turn); unit != 1) {
+      const __half2 by = __float2half2_rn(unit);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const __half2 v = __hmul2(*reinterpret_cast<const __half2*>(&p[i / 4][i % 4]), by);
+        p[i / 4][i % 4] = as_word(v);
+      }
+    }
+  }
+  __device__ __forceinline__ void release(Turn<D>& turn) const {
+    __syncwarp();
+    if (thread % 32 == 0) arrive(slots.empty + turn.slot * 8);
+    turn.next();
+    turn.next();
+  }
+
+  // What this lane's two columns see of a segment.
+  struct View {
+    const Segment& s;
+    int pos[2], first[2];
+    bool alone;
+    int seen_by_all;
+  };
+  __device__ __forceinline__ View view(const Segment& s) const {
+    View v{s};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int c = column0() + thread / 32 * 16 + thread % 32 / 4 + 8 * i,
+                r = work.first_row + c / work.heads;
+      const bool mine = r >= s.begin && r < s.end;
+      v.pos[i] = mine ? work.row(r).pos : -1;
+      v.first[i] = mine ? first_visible(work.a.kv, s.seq, v.pos[i]) : 0;
+    }
+    v.alone = s.begin == work.first_row && s.end == work.first_row + work.n_rows;
+    v.seen_by_all = first_visible(work.a.kv, s.seq, s.newest);
+    return v;
+  }
+  __device__ __forceinline__ void weigh_page(const View& v, int page, float unit, float (&score_of)[32],
+                                             float (&largest)[2], float (&sum)[2], float (&keep)[2]) const {
+    const bool whole = v.alone && page * kPage >= v.seen_by_all && page * kPage + kPage - 1 <= v.s.head.pos;
+    const int low[2] = {v.first[0] - page * kPage, v.first[1] - page * kPage},
+              high[2] = {v.pos[0] + 1 - page * kPage, v.pos[1] + 1 - page * kPage};
+    weigh(score_of, unit, whole, low, high, largest, sum, keep);
+  }
+
+  __device__ __forceinline__ void attend(const View& v, Turn<D>& keys, Turn<D>& values, float (&o)[128],
+                                         float (&largest)[2], float (&sum)[2]) const {
+    const Segment& s = v.s;
+    int base = -1;
+    const auto meet_keys = [&](int page) {
+      const int shifted = s.seq.shift != 0 && page >= s.seq.keep_pages;
+      if (shifted != base) load_queries(s, shifted);
+      base = shifted;
+      slots.wait_full(keys);
+      fence_tiles();
+      return slots.unit(keys);
+    };
+    float score_of[32], keep[2];
+    uint32_t p[4][4];
+    const auto score_page = [&](int page) {
+      const float unit = meet_keys(page);
+      score(slots.tile(keys), score_of);
+      wait_products<0>();
+      hold_sums(score_of);
+      release(keys);
+      weigh_page(v, page, unit, score_of, largest, sum, keep);
+      pack(score_of, keep, p, o);
+    };
+    const auto end_mix = [&] {
+      wait_products<0>();
+      hold_sums(o);
+      release(values);
+    };
+    const auto mix_page = [&] {
+      meet_values(values, p);
+      fence_tiles();
+      mix(slots.tile(values), p, o);
+      end_mix();
+    };
+    if constexpr (kAhead) score_page(s.pages.begin);
+#pragma unroll 1
+    for (int page = s.pages.begin + kAhead; page < s.pages.end; ++page) {
+      if constexpr (!kAhead) {
+        score_page(page);
+        mix_page();
+      } else {
+        meet_values(values, p);
+        const float unit = meet_keys(page);
+        score(slots.tile(keys), score_of);
+        mix(slots.tile(values), p, o);
+        wait_products<1>();
+        hold_sums(score_of);
+        release(keys);
+        weigh_page(v, page, unit, score_of, largest, sum, keep);
+        end_mix();
+        pack(score_of, keep, p, o);
+      }
+    }
+    if constexpr (kAhead) mix_page();
+  }
+
   __device__ __forceinline__ void run() const {
     float o[128] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-    const int lane = thread % 32, warp = thread / 32;
-    Turn<D> turn;
-    const auto done = [&] {
-      __syncwarp();
-      if (lane == 0) arrive(empty + turn.slot * 8);
-      turn.next();
-    };
+    if (work.a.resumed) resume(o, largest, sum);
+    Turn<D> keys, values;
+    values.next();
 #pragma unroll 1
     for (int begin = work.first_row; begin < work.first_row + work.n_rows;) {
       const Segment s = work.segment(begin);
-      int pos[2], first[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int r = work.first_row + (column0() + warp * 16 + lane / 4 + 8 * i) / work.heads;
-        const bool mine = r >= s.begin && r < s.end;
-        pos[i] = mine ? work.row(r).pos : -1;
-        first[i] = mine ? first_visible(work.a.kv, s.seq, pos[i]) : 0;
-      }
-      const bool alone = s.begin == work.first_row && s.end == work.first_row + work.n_rows;
-      const int seen_by_all = first_visible(work.a.kv, s.seq, s.newest);
-      int base = -1;
-#pragma unroll 1
-      for (int page = s.pages.begin; page < s.pages.end; ++page) {
-        const int shifted = s.seq.shift != 0 && page >= s.seq.keep_pages;
-        if (shifted != base) load_queries(s, shifted);
-        base = shifted;
-        float score_of[32];
-        uint32_t p[4][4];
-        wait_barrier(full + turn.slot * 8, turn.parity);
-        fence_tiles();
-        score(slots + turn.slot * Shape<D>::kSlotBytes, score_of);
-        done();
-        const bool whole = alone && page * kPage >= seen_by_all && page * kPage + kPage - 1 <= s.head.pos;
-        const int low[2] = {first[0] - page * kPage, first[1] - page * kPage},
-                  high[2] = {pos[0] + 1 - page * kPage, pos[1] + 1 - page * kPage};
-        softmax(score_of, whole, low, high, largest, sum, p, o);
-        wait_barrier(full + turn.slot * 8, turn.parity);
-        fence_tiles();
-        mix(slots + turn.slot * Shape<D>::kSlotBytes, p, o);
-        done();
-      }
       begin = s.end;
+      if (s.pages.begin < s.pages.end) attend(view(s), keys, values, o, largest, sum);
     }
     store(o, largest, sum);
   }
 
+  // Where a column's part lies; false for columns past the rows.
+  __device__ __forceinline__ bool part_of(int i, int64_t& part) const {
+    const int c = column0() + thread / 32 * 16 + thread % 32 / 4 + 8 * i, local = c / work.heads;
+    part = (int64_t(work.first_row + local) * work.a.n_head + work.first_head + c % work.heads) *
+               work.a.n_splits +
+           blockIdx.x;
+    return local < work.n_rows;
+  }
+  // What the launch before left.
+  __device__ __forceinline__ void resume(float (&o)[128], float (&largest)[2], float (&sum)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int64_t part;
+      if (!part_of(i, part)) continue;
+      largest[i] = work.a.partial_sums[2 * part] * kLog2E;
+      sum[i] = work.a.partial_sums[2 * part + 1];
+      if (sum[i] == 0) continue;
+      const float* from = work.a.partial + part * D + value0() + thread % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < 32; ++n) {
+        const float2 v = *reinterpret_cast<const float2*>(from + n * 8);
+        o[4 * n + 2 * i] = v.x, o[4 * n + 2 * i + 1] = v.y;
+      }
+    }
+  }
   __device__ __forceinline__ void store(const float (&o)[128], const float (&largest)[2],
                                         const float (&sum)[2]) const {
     const AttentionArgs& a = work.a;
-    const int lane = thread % 32, warp = thread / 32;
+    const int lane = thread % 32;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int c = column0() + warp * 16 + lane / 4 + 8 * i, local = c / work.heads;
-      if (local >= work.n_rows) continue;
-      const int64_t part =
-          (int64_t(work.first_row + local) * a.n_head + work.first_head + c % work.heads) * a.n_splits +
-          blockIdx.x;
+      int64_t part;
+      if (!part_of(i, part)) continue;
       if (lane % 4 == 0 && value0() == 0) {
         a.partial_sums[2 * part] = largest[i] * kLn2;
         a.partial_sums[2 * part + 1] = sum[i];
@@ -354,15 +477,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ StepView step, int heads,
                   int head_tiles, int rows_each) {
   extern __shared__ __align__(16) uint8_t memory[];
-  const uint32_t queries = (shared_address(memory) + 1023) / 1024 * 1024,
-                 slots = queries + Shape<D>::kQueryBytes,
-                 full = slots + Shape<D>::kSlots * Shape<D>::kSlotBytes, empty = full + Shape<D>::kSlots * 8;
+  const uint32_t queries = (shared_address(memory) + 1023) / 1024 * 1024;
+  const Slots<D> slots(queries + Shape<D>::kQueryBytes);
   let_next_start();
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
     for (int i = 0; i < Shape<D>::kSlots; ++i) {
-      init_barrier(full + i * 8, kGroup);
-      init_barrier(empty + i * 8, 8);  // a lane of every multiplying warp
+      init_barrier(slots.full + i * 8, kGroup + 1);  // every bringing thread, and the unit
+      init_barrier(slots.empty + i * 8, 8);          // a lane of every multiplying warp
     }
+    publish_barriers();
+  }
   __syncthreads();
   wait_for_inputs();
   const int group = a.n_head / a.kv.n_kv, head_tile = int(blockIdx.y) % head_tiles;
@@ -375,12 +499,15 @@ __global__ void __launch_bounds__(kThreads, 1)
                   kv_head * group + head_tile * heads,
                   kv_head};
   const int warps = int(threadIdx.x) / kGroup;
+  // The block has 384 x 168 registers. A warp group that asks for more than the others leave waits for ever.
+  constexpr int kFew = D == 512 ? 56 : 40, kMany = D == 512 ? 224 : 232;
+  static_assert(128 * kFew + 256 * kMany <= 384 * 168);
   if (warps == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    produce<D>(work, slots, full, empty);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFew));
+    produce<D>(work, slots);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    const Consumer<D> consumer{work, queries, slots, full, empty, warps - 1, int(threadIdx.x) % kGroup};
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMany));
+    const Consumer<D> consumer{work, queries, slots, warps - 1, int(threadIdx.x) % kGroup};
     consumer.run();
   }
 }
@@ -411,8 +538,7 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
 
 bool has_prompt(const KvView& kv) {
 #ifdef KVASIR_SM_90A
-  return chunk_form(kv.k_form) && chunk_form(kv.v_form) && (kv.head_dim == 256 || kv.head_dim == 512) &&
-         has_warp_group_products();
+  return (kv.head_dim == 256 || kv.head_dim == 512) && has_warp_group_products();
 #else
   return kv.n_kv < 0;
 #endif
@@ -424,9 +550,31 @@ int prompt_kernel_blocks(const KvView& kv, int n_head, int n_rows) {
   return kv.n_kv * ((group + heads - 1) / heads) * ((n_rows + rows_each - 1) / rows_each);
 }
 
-void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView& step) {
-  if (args.kv.head_dim == 256) return run<256>(how, args, step);
-  return run<512>(how, args, step);
+void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView& step,
+                   const std::function<Launch()>& more) {
+  const auto attend = [&](const Launch& launch, const AttentionArgs& a) {
+    with_head_size<256, 512>("attention prefill", a.kv.head_dim,
+                             [&](auto size) { run<size.value>(launch, a, step); });
+  };
+  if (!needs_page_tiles(args.kv)) return attend(how, args);
+  AttentionArgs part = args;
+  PageTiles& tiles = part.expanded;
+  const bool open = open_page(args.kv.k_form) || open_page(args.kv.v_form),
+             plain = !open_page(args.kv.k_form) || !open_page(args.kv.v_form);
+  tiles.plain = plain && tiles.end - tiles.first >= kManyPages;
+  if (!open && !tiles.plain) {
+    tiles = {};
+    return attend(how, part);
+  }
+  for (int first = args.expanded.first; first < args.expanded.end; first += tiles.capacity) {
+    tiles.first = first;
+    tiles.end = std::min(args.expanded.end, first + tiles.capacity);
+    part.resumed = first > args.expanded.first;
+    // Of encoded sides, the newest page is read exactly by every row that sees it.
+    const int n_pages = (tiles.plain ? tiles.end : std::min(tiles.end, args.expanded.end - 1)) - first;
+    if (n_pages > 0) expand_pages(part.resumed ? more() : how, args.kv, step, tiles, n_pages);
+    attend(n_pages > 0 || part.resumed ? more() : how, part);
+  }
 }
 
 }  // namespace kvasir::cuda

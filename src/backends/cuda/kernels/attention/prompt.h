@@ -8,6 +8,14 @@ namespace kvasir::cuda {
 bool has_prompt(const KvView& kv);
 // Blocks before the keys are shared out.
 int prompt_kernel_blocks(const KvView& kv, int n_head, int n_rows);
-void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView& step);
+// Expands pages and attends to them, as many as args.expanded holds at a time; leaves parts. `more`: asked
+// for launches after the first.
+void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView& step,
+                   const std::function<Launch()>& more);
+// Merges what attend_prompt() left.
+void merge_rows(const Launch& how, const AttentionArgs& args);
+// Tiles of pages [to.first, to.first + n_pages).
+void expand_pages(const Launch& how, const KvView& kv, const StepView& step, const PageTiles& to,
+                  int n_pages);
 
 }  // namespace kvasir::cuda

@@ -1,7 +1,10 @@
-#include "backends/cuda/kernels/gemm/gemm.h"
+#include <algorithm>
 
 #include "backends/cuda/kernels/common.cuh"
+#include "backends/cuda/kernels/gemm/gemm.h"
+#include "backends/cuda/kernels/gemm/groups.h"
 #include "backends/cuda/kernels/mma.cuh"
+#include "backends/cuda/kernels/weights/weights.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -32,6 +35,7 @@ __device__ __forceinline__ void store(const GemmArgs& a, int r, int c, float y0,
 // 8 warps as 2 x 4; a warp makes BM / 2 rows by BN / 4 columns.
 template <int BM, int BN>
 __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ GemmArgs a) {
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(a.w.codes) + int64_t(a.first) * a.n_in;
   constexpr int kRowTiles = BM / 2 / 16, kColumnTiles = BN / 4 / 8;
   extern __shared__ __align__(16) uint8_t memory[];
   Shared<BM, BN>& shared = *reinterpret_cast<Shared<BM, BN>*>(memory);
@@ -51,7 +55,8 @@ __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ 
       for (int i = t; i < BN * 4; i += kThreads) {
         const int r = i / 4, c = i % 4 * 8;
         const bool valid = column0 + r < a.n_out;
-        copy_async(&shared.w[stage][r][c], a.w + int64_t(valid ? column0 + r : 0) * a.n_in + k + c, valid);
+        copy_async(&shared.w[stage][r][c], weights + int64_t(valid ? column0 + r : 0) * a.n_in + k + c,
+                   valid);
       }
     }
     commit_copies();
@@ -99,9 +104,8 @@ void run(const Launch& how, const GemmArgs& args) {
          dim3(kThreads), kBytes, gemm_kernel<BM, BN>, args);
 }
 
-}  // namespace
-
-void gemm(const Launch& how, const GemmArgs& args) {
+// Weights in f16, rows as they are.
+void gemm_portable(const Launch& how, const GemmArgs& args) {
   const auto blocks = [&](int bm, int bn) {
     return ((args.n_rows + bm - 1) / bm) * ((args.n_out + bn - 1) / bn);
   };
@@ -111,6 +115,32 @@ void gemm(const Launch& how, const GemmArgs& args) {
     run<128, 64>(how, args);
   else
     run<64, 64>(how, args);
+}
+
+}  // namespace
+
+bool gemm_expands(const MatrixView& w, bool portable) {
+  return w.form != WeightForm::kF16 && !(gemm_by_groups(w.n_in, portable) && groups_read(w.form));
+}
+
+void gemm(const std::function<Launch()>& next, const GemmArgs& args) {
+  const bool groups = gemm_by_groups(args.n_in, args.portable);
+  const auto multiply = [&](const GemmArgs& a) {
+    groups ? gemm_groups(next(), a) : gemm_portable(next(), a);
+  };
+  if (!gemm_expands(args.w, args.portable)) return multiply(args);
+  const int slice = std::max(128, int(args.expanded_values / size_t(args.n_in)) / 128 * 128);
+  for (int c = 0; c < args.n_out; c += slice) {
+    GemmArgs part = args;
+    part.n_out = std::min(slice, args.n_out - c);
+    expand_half(next(), args.w, args.first + c, part.n_out, args.expanded);
+    part.w = {WeightForm::kF16, args.n_in, part.n_out, reinterpret_cast<const uint8_t*>(args.expanded)};
+    part.first = 0;
+    part.out += c;
+    if (part.mul) part.mul += c;
+    if (part.residual) part.residual += c;
+    multiply(part);
+  }
 }
 
 }  // namespace kvasir::cuda

@@ -1,22 +1,42 @@
 // Matrices times many rows (prompts): y = act(scale[row] * w . x) * mul + residual, x and w in f16, sums in
 // f32, on the matrix units. Bound: 2 * n_in * n_out * rows flops.
 #pragma once
+#include <functional>
+
 #include "backends/cuda/kernels/args.h"
 
 namespace kvasir::cuda {
 
 struct GemmArgs {
-  const uint16_t* x = nullptr;      // [n_rows][n_in] f16
-  const float* x_scale = nullptr;   // [n_rows]
-  const uint16_t* w = nullptr;      // [n_out][n_in] f16
+  const uint16_t* x = nullptr;     // as gemm_rows() leaves them
+  const float* x_scale = nullptr;  // [n_rows]
+  MatrixView w;
+  int first = 0;                    // rows first, .. of w
   float* out = nullptr;             // [n_rows][out_stride]
   const float* mul = nullptr;       // [n_rows][mul_stride], or null
   const float* residual = nullptr;  // [n_rows][out_stride], or null
   int n_rows = 0, n_in = 0, n_out = 0, out_stride = 0, mul_stride = 0;
   bool gelu = false;
   float softcap = 0;
+  bool portable = false;         // none of what only sm_90 has
+  uint16_t* expanded = nullptr;  // f16 weights of types that the kernel does not read as they are
+  size_t expanded_values = 0;
+  uint8_t* shares = nullptr;  // gemm_share_bytes(), zeros before the first call
 };
-// n_in must be a multiple of 32, n_out of 2.
-void gemm(const Launch& how, const GemmArgs& args);
+// By warp groups (sm_90a), or the portable way.
+bool gemm_by_groups(int n_in, bool portable);
+// Weights that it reads as f16, expanded before.
+bool gemm_expands(const MatrixView& w, bool portable);
+// Room for sums that several blocks make together.
+size_t gemm_share_bytes();
+// Rows of f16 that a product of up to n_rows rows takes room for.
+constexpr int padded_gemm_rows(int n_rows) {
+  return n_rows <= 64 ? 64 : n_rows <= 128 ? 128 : (n_rows + 255) / 256 * 256;
+}
+// x[n_rows][n] to f16: x = scale[row] * y, the largest |y| of a row is 1024.
+void gemm_rows(const Launch& how, const float* x, int n, int n_rows, bool portable, uint16_t* y,
+               float* scale);
+// n_in must be a multiple of 32, n_out of 2. `next` is asked for each launch.
+void gemm(const std::function<Launch()>& next, const GemmArgs& args);
 
 }  // namespace kvasir::cuda

@@ -136,10 +136,10 @@ __device__ __forceinline__ uint32_t sign_pair(uint32_t unset, int at) {
 }
 
 // qjl1_256: a row is sqrt(pi / 2) / 256 norm P (+-1), a product of the signs with the projection. A warp
-// takes eight dimensions of all rows at a time.
+// takes eight dimensions of all rows at a time. Values are multiplied by `unit`.
 template <int D, int kThreads>
 __device__ __noinline__ void load_sketches(const uint8_t* data, int low, int high, const KvTables& tables,
-                                           __half* tile) {
+                                           __half* tile, float unit = 1) {
   constexpr RegionPlanes kPlanes(KvForm::kQjl1_256, D);
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   for (int n = warp; n < D / 8; n += kThreads / 32) {
@@ -172,7 +172,7 @@ __device__ __noinline__ void load_sketches(const uint8_t* data, int low, int hig
         const int row = m * 16 + 8 * i + lane / 4;
         const bool valid = row >= low && row < high;
         const float norm = __uint_as_float(uint32_t(norms[row * (D / 128) + block]) << 16);
-        const float scale = formats::kSketchScale * norm;
+        const float scale = formats::kSketchScale * norm * unit;
         *reinterpret_cast<__half2*>(tile + row * (D + 8) + n * 8 + lane % 4 * 2) =
             valid ? __floats2half2_rn(scale * c[m][2 * i], scale * c[m][2 * i + 1]) : __half2{0, 0};
       }
