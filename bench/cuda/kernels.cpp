@@ -257,6 +257,30 @@ void measure_matvec(Device& device, DType type, int n_in, int n_out, int n_rows)
              });
 }
 
+// What a step of one row runs: of a gated pair both matrices.
+void measure_stream(Device& device, DType type, int n_in, int n_out, bool pair) {
+  const std::string shape =
+      fmt::format("{} {} -> {}{}", formats::require(type).name, n_in, n_out, pair ? ", gated pair" : "");
+  if (!device.wanted("one row", shape)) return;
+  const Matrices matrices(type, n_in, n_out, kBeyondCache);
+  const Memory x = repeat(float_normals(1 << 16, 1), size_t(n_in) * 4);
+  const Memory out(size_t(n_out) * 4, Place::kDevice, "allocating benchmark data");
+  StreamArgs args;
+  MatvecArgs& product = args.product;
+  product.n_in = n_in, product.n_rows = 1, product.x = x.as<float>();
+  product.parts[0].n_out = n_out, product.parts[0].out = out.as<float>();
+  const auto view = [&](int i) { return matrices.views[size_t(i) % matrices.views.size()]; };
+  product.parts[0].w = view(0);
+  if (!can_stream(product)) return;
+  const int sides = pair ? 2 : 1;
+  device.row("one row", shape, sides * matrices.bytes, 2.0 * sides * n_in * n_out,
+             int(matrices.views.size()) / sides, [&](const Launch& how, int i) {
+               product.parts[0].w = view(sides * i);
+               if (pair) product.parts[0].w2 = view(sides * i + 1);
+               stream_matvec(how, args);
+             });
+}
+
 void measure_gemm(Device& device, DType type, int n_in, int n_out, int n_rows) {
   const std::string shape =
       fmt::format("{} {} -> {}, {} rows", formats::require(type).name, n_in, n_out, n_rows);
@@ -326,6 +350,16 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_matvec(device, t, 12288, 1536, 1);
     measure_matvec(device, t, 5376, 21504, 1);
     measure_matvec(device, t, 5376, 21504, 8);
+  }
+  for (DType t : {q8_0, q4_k, q6_k}) {
+    measure_stream(device, t, 1536, 6144, true);
+    measure_stream(device, t, 1536, 12288, true);
+    measure_stream(device, t, 12288, 1536, false);
+    measure_stream(device, t, 5376, 8192, false);
+    measure_stream(device, t, 8192, 5376, false);
+    measure_stream(device, t, 5376, 21504, true);
+    measure_stream(device, t, 21504, 5376, false);
+    measure_stream(device, t, 5376, 262144, false);
   }
   // E2B: queries, output, gate or up, down, per-layer gate; 31B: queries, keys, output, gate or up, down.
   for (DType t : {f16, q8_0, q4_k}) {

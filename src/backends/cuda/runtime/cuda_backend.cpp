@@ -186,7 +186,8 @@ std::string device_problem() {
   if (status != cudaSuccess && status != cudaErrorNoDevice)
     return fmt::format("the CUDA runtime reports: {}", cudaGetErrorString(status));
   if (count == 0) return "the driver lists no CUDA device";
-  if (!Alive::any()) revive_device();
+  if (!Alive::any() && !revive_device())
+    return "an error took the device from this process, and the driver does not give it back: start the program again";
   cudaDeviceProp device{};
   if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) return "the first CUDA device cannot be opened";
   if (device.major < 8)

@@ -1,6 +1,8 @@
 #include "backends/cuda/runtime/device.h"
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "base/error.h"
 
@@ -35,10 +37,17 @@ std::atomic<uint64_t> n_allocations = 0;
 
 uint64_t Memory::allocations() { return n_allocations; }
 
-void revive_device() {
-  if (!lost(cudaDeviceSynchronize())) return;
-  cudaDeviceReset();
+bool revive_device() {
+  cudaError_t status = cudaDeviceSynchronize();
+  // The driver may need some time to take the old context apart: it calls the device unavailable until then.
+  for (int attempt = 0; attempt < 20 && lost(status); ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    cudaDeviceReset();
+    (void)cudaGetLastError();
+    status = cudaFree(nullptr);  // opens the device anew
+  }
   (void)cudaGetLastError();
+  return !lost(status);
 }
 
 void check(cudaError_t status, std::string_view doing) {

@@ -13,8 +13,8 @@ namespace kvasir::cuda {
 void check(cudaError_t status, std::string_view doing);
 
 // Makes a device usable again that an error has taken from this process. Everything on it is gone: nobody may
-// hold memory, streams or graphs there.
-void revive_device();
+// hold memory, streams or graphs there. False when the driver does not give it back to this process.
+bool revive_device();
 
 // Device memory (contents undefined) or page-locked host memory.
 enum class Place { kDevice, kHost };
