@@ -1,4 +1,5 @@
-// A device that an error takes away: the step says so, and the next load works. Its own program, because the device is reset.
+// What a device refuses and how it is lost: the step says so, and the next load, or the next program, works. A program of its own, because
+// the device is reset.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
