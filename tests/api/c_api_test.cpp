@@ -110,7 +110,7 @@ TEST(CApi, FailuresHaveCodesAndMessages) {
   EXPECT_EQ(status([] { Model model("/nonexistent.gguf"); }), KVASIR_BAD_FILE);
   EXPECT_EQ(status([] {
               kvasir_model_options o = kvasir_model_options_default();
-              o.backend = "cuda";
+              o.backend = "vulkan";
               Model model(kTiny, o);
             }),
             KVASIR_NO_DEVICE);
