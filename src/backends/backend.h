@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "graph/choice.h"
 #include "graph/graph.h"
 
 namespace kvasir::backends {
@@ -118,11 +119,12 @@ class Backend {
   // first and the lower token first among equals, chosen on the device; fewer when the vocabulary has fewer.
   // Empty when this backend leaves the choice to the caller (read). Valid until the next call.
   virtual std::span<const Candidate> best(Executable&, int /*output_row*/, int /*n*/) { return {}; }
-  // Steps that need not come back before the next one starts. A backend that chooses() takes, after a submit()
-  // of one wanted row, steps of one row whose token is graph::kChosenToken: the best() of the step before.
-  // At most two are queued; chosen() waits for the oldest, gives its best token, and throws as submit() does.
+  // Steps that need not come back before the next one starts: each has one row, and the token after it is chosen
+  // on the device as `choice` says (n_best 1 to kMaxCandidates). Where a backend chooses(), the row's token may be
+  // graph::kChosenToken: the one that the step submitted ahead before it chose. At most two are queued; chosen()
+  // waits for the oldest, gives the token after it, and throws as submit() does.
   virtual bool chooses(const Executable&) const { return false; }
-  virtual void submit_ahead(Executable&, const graph::StepParams&) {
+  virtual void submit_ahead(Executable&, const graph::StepParams&, const graph::Choice& /*choice*/) {
     fail(ErrorCode::kRefused, "{}: steps cannot be queued", caps().name);
   }
   virtual int32_t chosen(Executable&) { fail(ErrorCode::kRefused, "{}: steps cannot be queued", caps().name); }

@@ -105,9 +105,9 @@ GenerateResult generate(Session& session, int seq, std::span<const Token> prompt
       session.shift(seq, options.n_keep, std::max(1, (session.size(seq) - options.n_keep) / 2));
     }
     const Token token = next;
-    if (n_best == 1) {
-      session.append_greedy(seq, token, n_ctx - session.size(seq), [&](Token best) {
-        next = best;
+    if (n_best > 0) {
+      session.append_chosen(seq, token, n_ctx - session.size(seq), sampler, [&](Token chosen) {
+        next = chosen;
         return more = take();
       });
     } else {

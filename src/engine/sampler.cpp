@@ -11,9 +11,9 @@ using text::Token;
 
 namespace {
 
-// splitmix64: the same sequence on every platform, unlike the distributions of <random>.
-uint64_t next_random(uint64_t& state) {
-  uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+// Number `i` of splitmix64's sequence: the same on every platform, unlike the distributions of <random>.
+uint64_t random_number(uint64_t seed, uint64_t i) {
+  uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return z ^ (z >> 31);
@@ -21,7 +21,7 @@ uint64_t next_random(uint64_t& state) {
 
 }  // namespace
 
-Sampler::Sampler(const SamplerOptions& options) : options_(options), state_(options.seed) {
+Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   const auto need = [](bool ok, const char* flag, double value, const char* rule) {
     if (!ok) fail(ErrorCode::kUsage, "{} is {}; it must be {}", flag, value, rule);
   };
@@ -78,26 +78,24 @@ Token Sampler::sample(std::span<const backends::Candidate> best) {
   return draw();
 }
 
+graph::Choice Sampler::choice(int ahead) const {
+  if (options_.temperature == 0) return {};
+  return {options_.top_k, options_.temperature, options_.top_p, options_.min_p,
+          random_number(options_.seed, n_drawn_ + uint64_t(ahead))};
+}
+
+void Sampler::advance() { n_drawn_ += options_.temperature != 0; }
+
 Token Sampler::draw() {
-  const size_t k = candidates_.size();
-  // Nucleus and min-p look at the model's own distribution; temperature flattens or sharpens what is left.
-  std::vector<double> p(k);
-  double total = 0;
-  for (size_t i = 0; i < k; ++i) total += p[i] = std::exp(double(candidates_[i].first) - candidates_[0].first);
-  size_t n = 0;
-  for (double sum = 0; n < k; ++n) {
-    if (n > 0 && (sum >= options_.top_p * total || p[n] < options_.min_p * p[0])) break;
-    sum += p[n];
-  }
-  total = 0;
-  for (size_t i = 0; i < n; ++i)
-    total += p[i] = std::exp((double(candidates_[i].first) - candidates_[0].first) / options_.temperature);
-  double target = double(next_random(state_) >> 11) * 0x1p-53 * total;
-  for (size_t i = 0; i < n; ++i) {
-    target -= p[i];
-    if (target < 0) return candidates_[i].second;
-  }
-  return candidates_[n - 1].second;
+  const float best = candidates_[0].first;
+  own_.clear();
+  for (const auto& [logit, token] : candidates_) own_.push_back(graph::choice_weight(logit, best, 1));
+  const graph::Choice how = choice();
+  advance();
+  const int taken = graph::choose_candidate(
+      how, int(candidates_.size()), [&](int i) { return own_[size_t(i)]; },
+      [&](int i) { return graph::choice_weight(candidates_[size_t(i)].first, best, how.temperature); });
+  return candidates_[size_t(taken)].second;
 }
 
 }  // namespace kvasir::engine

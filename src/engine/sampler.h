@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/backend.h"
+#include "graph/choice.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::engine {
@@ -31,6 +32,9 @@ class Sampler {
   int candidates() const;
   // The same choice as sample(logits) from the best candidates(), best first and the lower id first among equals.
   text::Token sample(std::span<const backends::Candidate> best);
+  // What sample() does `ahead` calls from now, for a device to do (candidates() > 0); advance() when it has.
+  graph::Choice choice(int ahead = 0) const;
+  void advance();
   // Records a token for the repeat penalty (sample() does not).
   void accept(text::Token token);
 
@@ -38,9 +42,10 @@ class Sampler {
   text::Token draw();  // from candidates_, best first
 
   SamplerOptions options_;
-  uint64_t state_;
+  uint64_t n_drawn_ = 0;
   std::deque<text::Token> recent_;
   std::vector<std::pair<float, text::Token>> candidates_;
+  std::vector<double> own_;  // weights of candidates_ at temperature 1
 };
 
 }  // namespace kvasir::engine

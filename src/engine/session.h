@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/model.h"
+#include "engine/sampler.h"
 #include "engine/saved_state.h"
 #include "formats/format.h"
 #include "formats/tcq_table.h"
@@ -80,11 +81,14 @@ class Session {
   using OnBest = std::function<void(std::span<const backends::Candidate> best)>;
   bool append_best(int seq, std::span<const Token> tokens, int n_best, const OnBest& on_best,
                    const OnLogits& on_logits);
-  // Greedy generation: appends `first`, then each time the best next token, `n` in all. `on_chosen` gets every
-  // best token in order, before it is appended (the last never is), and ends it by returning false. It must not
-  // change the session. Where the backend can, the next step is under way by then; what on_chosen then refuses
-  // is as if it had never been there. Returns how many were appended.
-  int append_greedy(int seq, Token first, int n, const std::function<bool(Token)>& on_chosen);
+  // Generation: appends `first`, then each time the next token, which `sampler` (candidates() > 0) says how to
+  // choose, `n` in all. `on_chosen` gets every chosen token in order, before it is appended (the last never is), and
+  // ends it by returning false. It must not change the session. Where the backend can, the token is chosen on
+  // the device and the next step is under way by then; what on_chosen then refuses is as if it had never been
+  // there. Returns how many were appended.
+  using OnChosen = std::function<bool(Token)>;
+  int append_chosen(int seq, Token first, int n, Sampler& sampler, const OnChosen& on_chosen);
+  int append_greedy(int seq, Token first, int n, const OnChosen& on_chosen);
   // One token for each of several sequences in one step; logits of each.
   struct SeqToken {
     int seq;

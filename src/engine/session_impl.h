@@ -29,9 +29,9 @@ struct Session::Impl {
   std::vector<Token>& sequence(int seq) {
     return const_cast<std::vector<Token>&>(std::as_const(*this).sequence(seq));
   }
-  // session_greedy.cpp
-  Token append_known(int seq, Token token);
-  int append_ahead(int seq, Token& next, int n, const std::function<bool(Token)>& on_chosen, bool& more);
+  // session_generate.cpp
+  Token append_known(int seq, Token token, Sampler& sampler);
+  int append_ahead(int seq, Token& next, int n, Sampler& sampler, const OnChosen& on_chosen, bool& more);
   bool may_undo(int pos) const;
   void place(int seq, StateInfo& info) const;  // session_state.cpp
   void check_token(Token token) const {

@@ -5,6 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 #include <limits>
 
 #include "backends/cuda/kernels/choose/choose.h"
@@ -89,6 +91,37 @@ TEST(CudaChoose, NoNumberIsWorseThanAny) {
     expect_best(infinite, 128, "infinities");
     expect_best(mixed, 1, "few numbers");
   }
+}
+
+TEST(CudaChoose, DrawsAreTheHosts) {
+  KVASIR_NEEDS_CUDA();
+  std::mt19937_64 random(6);
+  std::normal_distribution<float> normal(0, 3);
+  uint64_t* memory = nullptr;  // keys, then the random number
+  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), (cuda::kMaxDrawn + 1) * sizeof(uint64_t)), cudaSuccess);
+  for (int n : {1, 2, 31, 64, 128})
+    for (int i = 0; i < 200; ++i) {
+      std::vector<float> logits;
+      for (int c = 0; c < n; ++c) logits.push_back(i == 0 ? kNaN : i == 1 ? -kInf : i == 2 ? 1.5f : normal(random));
+      std::ranges::sort(logits, std::greater());
+      std::vector<uint64_t> keys;  // positive logits keep their order as integers with the top bit set, others inverted
+      for (int c = 0; c < n; ++c) {
+        const uint32_t bits = std::bit_cast<uint32_t>(logits[size_t(c)]);
+        keys.push_back(uint64_t(bits & 0x80000000u ? ~bits : bits | 0x80000000u) << 32 | uint32_t(~(c * 7)));
+      }
+      graph::Choice choice{n, i % 2 ? 0.6f : 1.7f, i % 3 ? 1.0f : 0.8f, i % 5 ? 0.0f : 0.1f, random()};
+      keys.push_back(choice.random);
+      cudaMemcpy(memory, keys.data(), keys.size() * sizeof(uint64_t), cudaMemcpyHostToDevice);
+      cuda::draw_candidate({nullptr, false}, memory, choice, memory + n);
+      uint64_t drawn = 0;
+      ASSERT_EQ(cudaMemcpy(&drawn, memory + n, sizeof(drawn), cudaMemcpyDeviceToHost), cudaSuccess);
+      const auto weight = [&](double temperature) {
+        return [&, temperature](int c) { return graph::choice_weight(logits[size_t(c)], logits[0], temperature); };
+      };
+      const int expected = graph::choose_candidate(choice, n, weight(1), weight(double(choice.temperature)));
+      ASSERT_EQ(cuda::key_token(drawn), expected * 7) << n << " candidates, draw " << i;
+    }
+  cudaFree(memory);
 }
 
 }  // namespace

@@ -160,52 +160,61 @@ TEST(CudaTiny, CandidatesAreTheBestLogits) {
 
 // Steps that start before their token is known, over page boundaries and past the window, and one that is
 // taken back: the same tokens and the same cache as one step after the other.
-TEST(CudaTiny, GreedyStepsAheadEqualStepsOneByOne) {
+TEST(CudaTiny, StepsAheadEqualStepsOneByOne) {
   KVASIR_NEEDS_CUDA();
   const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
   auto ids = reference().array<Token>("long.ids");
   ids.resize(500);
-  for (const DType type : {DType::f16, DType::q8_0, DType::tbq4_h, DType::tbq3_ht}) {
-    const char* name = formats::require(type).name.data();
-    Session ahead(model, session_options(type)), steps(model, session_options(type));
-    for (Session* s : {&ahead, &steps}) s->append(0, ids, Want::kNone, nullptr);
-    std::vector<Token> chosen, expected;
-    for (const int n : {1, 2, 3, 90, 130, 64}) {  // each ends with a step that was under way and is taken back
-      const Token first = chosen.empty() ? ids[0] : chosen.back();
-      int calls = 0;
-      ahead.append_greedy(0, first, 200, [&](Token t) { return chosen.push_back(t), ++calls < n; });
-      Token next = first;
-      for (int i = 0; i < n; ++i) {
-        steps.append_best(
-            0, std::span(&next, 1), 1,
-            [&](std::span<const backends::Candidate> best) { next = best.front().token; },
-            [](int, std::span<const float>) { FAIL() << "the device did not choose"; });
-        expected.push_back(next);
+  for (const float temperature : {0.0f, 0.9f})
+    for (const DType type : {DType::f16, DType::q8_0, DType::tbq4_h, DType::tbq3_ht}) {
+      const std::string name = fmt::format("{}, temperature {}", formats::require(type).name, temperature);
+      engine::SamplerOptions sampling;
+      sampling.temperature = temperature;
+      sampling.seed = 5;
+      engine::Sampler ours(sampling), theirs(sampling);
+      Session ahead(model, session_options(type)), steps(model, session_options(type));
+      for (Session* s : {&ahead, &steps}) s->append(0, ids, Want::kNone, nullptr);
+      std::vector<Token> chosen, expected;
+      for (const int n : {1, 2, 3, 90, 130, 64}) {  // each ends with a step that was under way and is taken back
+        const Token first = chosen.empty() ? ids[0] : chosen.back();
+        int calls = 0;
+        ahead.append_chosen(0, first, 200, ours, [&](Token t) { return chosen.push_back(t), ++calls < n; });
+        Token next = first;
+        for (int i = 0; i < n; ++i) {
+          steps.append_best(
+              0, std::span(&next, 1), theirs.candidates(),
+              [&](std::span<const backends::Candidate> best) { next = theirs.sample(best); },
+              [](int, std::span<const float>) { FAIL() << "the device did not choose"; });
+          expected.push_back(next);
+        }
+        ASSERT_EQ(chosen, expected) << name << " after " << n;
+        ASSERT_EQ(ahead.size(), steps.size()) << name << " after " << n;
+        ASSERT_EQ(state_of(ahead), state_of(steps)) << name << " after " << n;
       }
-      ASSERT_EQ(chosen, expected) << name << " after " << n;
-      ASSERT_EQ(ahead.size(), steps.size()) << name << " after " << n;
-      ASSERT_EQ(state_of(ahead), state_of(steps)) << name << " after " << n;
+      EXPECT_EQ(next_logits(ahead, chosen.back()), next_logits(steps, chosen.back())) << name;
     }
-    EXPECT_EQ(next_logits(ahead, chosen.back()), next_logits(steps, chosen.back())) << name;
-  }
 }
 
 TEST(CudaTiny, AStepAllocatesNothingAndBringsFewBytes) {
   KVASIR_NEEDS_CUDA();
   const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
   const auto ids = reference().array<Token>("medium.ids");
-  for (const DType type : {DType::f16, DType::tbq4_h}) {
-    Session s(model, session_options(type));
-    s.append(0, ids, Want::kNone, nullptr);
-    const auto on = [](Token) { return true; };
-    s.append_greedy(0, ids[0], 600, on);  // every kind of step has been captured
-    const backends::Counters before = s.counters();
-    s.append_greedy(0, ids[0], 128, on);
-    const backends::Counters after = s.counters();
-    EXPECT_EQ(after.steps - before.steps, 128u);
-    EXPECT_EQ(after.allocations, before.allocations);
-    EXPECT_LE(after.uploaded_bytes - before.uploaded_bytes, 128u * 64) << formats::require(type).name;
-  }
+  for (const float temperature : {0.0f, 1.0f})
+    for (const DType type : {DType::f16, DType::tbq4_h}) {
+      engine::SamplerOptions sampling;
+      sampling.temperature = temperature;
+      engine::Sampler sampler(sampling);
+      Session s(model, session_options(type));
+      s.append(0, ids, Want::kNone, nullptr);
+      const auto on = [](Token) { return true; };
+      s.append_chosen(0, ids[0], 600, sampler, on);  // every kind of step has been captured
+      const backends::Counters before = s.counters();
+      s.append_chosen(0, ids[0], 128, sampler, on);
+      const backends::Counters after = s.counters();
+      EXPECT_EQ(after.steps - before.steps, 128u);
+      EXPECT_EQ(after.allocations, before.allocations);
+      EXPECT_LE(after.uploaded_bytes - before.uploaded_bytes, 128u * 64) << formats::require(type).name;
+    }
 }
 
 TEST(CudaTiny, SampledTextIsTheHostsForItsLogits) {
@@ -233,6 +242,34 @@ TEST(CudaTiny, SampledTextIsTheHostsForItsLogits) {
       ASSERT_EQ(token, next) << "temperature " << temperature;
       host.append(0, std::span(&token, 1), Want::kLast, pick);
     }
+  }
+}
+
+// The captured launches of one sampler are not those of the next.
+TEST(CudaTiny, SamplersFollowEachOtherInOneSession) {
+  KVASIR_NEEDS_CUDA();
+  const auto model = load("tiny-gemma4-q8_0.gguf", "cuda");
+  const auto ids = reference().array<Token>("short.ids");
+  Session one(model, session_options(DType::f16)), other(model, session_options(DType::f16));
+  for (Session* s : {&one, &other}) s->append(0, ids, Want::kNone, nullptr);
+  std::vector<Token> chosen, expected;
+  uint64_t seed = 0;
+  for (const auto& [temperature, top_k, top_p] :
+       std::initializer_list<std::tuple<float, int, float>>{{1.0f, 40, 0.9f}, {0, 64, 1}, {1.5f, 40, 0.9f}, {1.5f, 8, 1}, {1.0f, 128, 0.5f}}) {
+    engine::SamplerOptions sampling;
+    sampling.temperature = temperature;
+    sampling.top_k = top_k;
+    sampling.top_p = top_p;
+    sampling.seed = ++seed;
+    engine::Sampler ours(sampling), theirs(sampling);
+    Token next = chosen.empty() ? ids[0] : chosen.back();
+    one.append_chosen(0, next, 20, ours, [&](Token t) { return chosen.push_back(t), true; });
+    for (int i = 0; i < 20; ++i) {
+      other.append(0, std::span(&next, 1), Want::kLast,
+                   [&](int, std::span<const float> logits) { next = theirs.sample(logits); });
+      expected.push_back(next);
+    }
+    ASSERT_EQ(chosen, expected) << "temperature " << temperature << ", top-k " << top_k << ", top-p " << top_p;
   }
 }
 

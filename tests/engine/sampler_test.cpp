@@ -123,6 +123,54 @@ TEST(Sampler, CandidatesChooseWhatAllLogitsChoose) {
   EXPECT_EQ(Sampler(o).candidates(), 0);
 }
 
+// What a device is told about the draws to come is what sample() does when they come.
+TEST(Sampler, ChoicesAreTheDrawsToCome) {
+  std::vector<backends::Candidate> best;
+  for (int i = 0; i < 40; ++i) best.push_back({3.0f - 0.1f * float(i), 1000 + i});
+  const auto weights = [&](double temperature) {
+    std::vector<double> w;
+    for (const backends::Candidate& c : best) w.push_back(graph::choice_weight(c.logit, best[0].logit, temperature));
+    return w;
+  };
+  const auto of = [](const std::vector<double>& w) { return [&w](int i) { return w[size_t(i)]; }; };
+  for (float top_p : {0.5f, 1.0f})
+    for (float min_p : {0.0f, 0.2f}) {
+      SamplerOptions o;
+      o.temperature = 0.7f;
+      o.top_k = 40;
+      o.top_p = top_p;
+      o.min_p = min_p;
+      o.seed = 9;
+      Sampler drawn(o), told(o);
+      const std::vector<double> own = weights(1), tempered = weights(double(0.7f));
+      for (int i = 0; i < 200; ++i) {
+        if (i % 3 == 0) {  // the one after the next two
+          const uint64_t later = told.choice(2).random;
+          Sampler copy = told;
+          copy.advance(), copy.advance();
+          ASSERT_EQ(copy.choice().random, later);
+        }
+        const graph::Choice choice = told.choice();
+        ASSERT_EQ(choice.n_best, 40);
+        const int taken = graph::choose_candidate(choice, 40, of(own), of(tempered));
+        ASSERT_EQ(best[size_t(taken)].token, drawn.sample(best)) << i;
+        told.advance();
+      }
+    }
+  EXPECT_EQ(Sampler(plain(0)).choice().n_best, 1);
+}
+
+TEST(Sampler, ExpOfChoicesIsExp) {
+  for (double x = -699.99; x <= 0; x += 0.00713) {
+    const double exact = std::exp(x);
+    ASSERT_NEAR(graph::choice_exp(x), exact, 1e-15 * exact) << x;
+  }
+  EXPECT_EQ(graph::choice_exp(0), 1);
+  EXPECT_EQ(graph::choice_exp(-701), 0);
+  EXPECT_EQ(graph::choice_exp(-HUGE_VAL), 0);
+  EXPECT_EQ(graph::choice_exp(NAN), 0);
+}
+
 TEST(Sampler, NonsenseIsRefusedByFlag) {
   const auto message = [](SamplerOptions o) -> std::string {
     try {

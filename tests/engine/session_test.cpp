@@ -245,6 +245,29 @@ TEST(Session, GreedyAppendsWhatWasAcceptedAndNothingElse) {
   EXPECT_EQ(s.size(), 85);
 }
 
+TEST(Session, ChosenTokensAreTheSamplers) {
+  const auto ids = prompt(50);
+  Session s(tiny(), session_options()), steps(tiny(), session_options());
+  last_logits(s, 0, ids, 512);
+  last_logits(steps, 0, ids, 512);
+  engine::SamplerOptions options;
+  options.temperature = 0.9f;
+  options.seed = 4;
+  engine::Sampler ours(options), theirs(options);
+  std::vector<Token> chosen, expected;
+  EXPECT_EQ(s.append_chosen(0, ids[0], 40, ours, [&](Token t) { return chosen.push_back(t), true; }), 40);
+  Token next = ids[0];
+  for (int i = 0; i < 40; ++i) {
+    steps.append(0, std::span(&next, 1), Want::kLast,
+                 [&](int, std::span<const float> logits) { next = theirs.sample(logits); });
+    expected.push_back(next);
+  }
+  EXPECT_EQ(chosen, expected);
+  options.repeat_penalty = 1.1f;
+  engine::Sampler penalised(options);
+  EXPECT_THROW(s.append_chosen(0, ids[0], 1, penalised, [](Token) { return true; }), Error);
+}
+
 TEST(Session, ContextFullIsAClearRefusalAndLosesNothing) {
   const auto ids = prompt(120);
   Session s(tiny(), session_options(DType::f16, 128));

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/kernels/choose/choose.h"
 #include "backends/cuda/kernels/heads/heads.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
@@ -655,6 +656,9 @@ void CudaExecutable::plan_memory() {
   const int logits_rows = std::min(kLogitsRows, max_rows_);
   logits_ = Memory(size_t(logits_rows) * size_t(graph_.n_vocab) * sizeof(float), Place::kDevice,
                    "allocating logits");
+  keys_ = Memory(2 * size_t(choose_scratch(graph_.n_vocab, backends::kMaxCandidates)) * sizeof(uint64_t), Place::kDevice,
+                 "allocating candidates");
+  keys_host_ = Memory(backends::kMaxCandidates * sizeof(uint64_t), Place::kHost, "allocating candidates");
   if (max_rows_ <= kMaxMatvecRows) return;
   size_t largest = 0;
   for (const MatrixView& m : weights_.matrices)

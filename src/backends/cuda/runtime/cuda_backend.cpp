@@ -147,8 +147,9 @@ class CudaBackend final : public backends::Backend {
   bool chooses(const backends::Executable& executable) const override {
     return static_cast<const CudaExecutable&>(executable).chooses();
   }
-  void submit_ahead(backends::Executable& executable, const graph::StepParams& step) override {
-    static_cast<CudaExecutable&>(executable).run_ahead(step);
+  void submit_ahead(backends::Executable& executable, const graph::StepParams& step,
+                    const graph::Choice& choice) override {
+    static_cast<CudaExecutable&>(executable).run_ahead(step, choice);
   }
   int32_t chosen(backends::Executable& executable) override {
     return static_cast<CudaExecutable&>(executable).chosen();

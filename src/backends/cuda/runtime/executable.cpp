@@ -47,7 +47,7 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
   std::byte* base = slot().params_host.as<std::byte>();
   int32_t* fault = reinterpret_cast<int32_t*>(base);
   fault[0] = fault[1] = -1;
-  fault[2] = fault[3] = 0;  // the best key
+  std::memcpy(fault + 2, &choice_.random, sizeof(choice_.random));
   SequenceInfo* sequences = reinterpret_cast<SequenceInfo*>(base + 16);
   for (size_t s = 0; s < step.sequences.size(); ++s) {
     const graph::SequenceView& from = step.sequences[s];
@@ -142,6 +142,7 @@ void CudaExecutable::enqueue(const Rows& rows) {
   for (const Node& node : nodes_) node.run(rows);
   encode_step(rows);
   if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
+  if (choice_.n_best > 1) draw();
   check(cudaMemcpyAsync(slot().outcome.as(), slot().params.as(), 16, cudaMemcpyDeviceToHost, stream_),
         "reading the step's outcome");
 }
@@ -190,8 +191,8 @@ void CudaExecutable::start(const graph::StepParams& step) {
     enqueue(rows_);
   } else {
     // The first step of a kind runs as it is (kernels are loaded then), the second is captured.
-    const auto key =
-        std::make_tuple(slot_, rows_.all, rows_.out, rows_.own_pages, rows_.shifted, rows_.all_near);
+    const auto key = std::make_tuple(slot_, rows_.all, rows_.out, rows_.own_pages, rows_.shifted,
+                                     rows_.all_near, int(choice_.n_best));
     const auto it = graphs_.find(key);
     if (it == graphs_.end()) {
       enqueue(rows_);
@@ -214,6 +215,7 @@ void CudaExecutable::start(const graph::StepParams& step) {
 
 void CudaExecutable::run(const graph::StepParams& step) {
   settle();
+  choice_ = {};
   start(step);
   check(cudaStreamSynchronize(stream_), "running a step");
   if (rows_.out > 0 && rows_.out <= kMaxMatvecRows) logits_first_ = 0, logits_n_ = rows_.out;
@@ -240,9 +242,38 @@ void CudaExecutable::settle() {
 
 bool CudaExecutable::chooses() const { return logits_op_ && !decisions_.trace && streams(logits_product(1)); }
 
-void CudaExecutable::run_ahead(const graph::StepParams& step) {
-  if (step.rows.size() != 1 || !chooses() || n_ahead_ == 2)
+// Of the choice only the random number travels with a step; the rest is part of the captured launches.
+void CudaExecutable::set_choice(const graph::Choice& choice) {
+  if (choice.n_best < 1 || choice.n_best > backends::kMaxCandidates)
+    fail(ErrorCode::kFailed, "{} candidates were asked for; 1 to {} can be chosen", choice.n_best,
+         backends::kMaxCandidates);
+  graph::Choice next = choice;
+  next.n_best = std::min(choice.n_best, graph_.n_vocab);
+  if (next.n_best == 1) {
+    choice_ = {};
+    return;
+  }
+  const auto same = [](const graph::Choice& a, const graph::Choice& b) {
+    return a.temperature == b.temperature && a.top_p == b.top_p && a.min_p == b.min_p;
+  };
+  if (!same(next, drawn_by_))
+    std::erase_if(graphs_, [](const auto& one) {
+      const bool draws = std::get<6>(one.first) > 1;
+      if (draws && one.second) cudaGraphExecDestroy(one.second);
+      return draws;
+    });
+  choice_ = drawn_by_ = next;
+}
+
+void CudaExecutable::draw() {
+  draw_candidate(next(), candidates_of(next(), logits_.as<float>(), choice_.n_best), choice_,
+                 slot().params.as<uint64_t>() + 1);
+}
+
+void CudaExecutable::run_ahead(const graph::StepParams& step, const graph::Choice& choice) {
+  if (step.rows.size() != 1 || !step.rows[0].want_logits || !chooses() || n_ahead_ == 2)
     fail(ErrorCode::kFailed, "a step of {} rows cannot be queued behind {}", step.rows.size(), n_ahead_);
+  set_choice(choice);
   slot_ = 1 - slot_;
   start(step);
   check(cudaEventRecord(slot().done, stream_), "recording an event");
@@ -435,7 +466,7 @@ void CudaExecutable::run_logits(int first, int n) {
   if (rows_.out <= kMaxMatvecRows) {
     const MatvecArgs args = logits_product(n);
     if (n == 1 && streams(args))
-      stream_matvec(next(), {args, {}, slot().params.as<uint64_t>() + 1});
+      stream_matvec(next(), {args, {}, choice_.n_best > 1 ? nullptr : slot().params.as<uint64_t>() + 1});
     else
       matvec(next(), args);
     return;
@@ -491,6 +522,13 @@ std::span<const float> CudaExecutable::logits(int output_row) {
   return {logits_host_.as<float>() + local * n_vocab, n_vocab};
 }
 
+// The n best keys of a row of logits, in device memory.
+const uint64_t* CudaExecutable::candidates_of(const Launch& how, const float* logits, int n) {
+  const size_t scratch = size_t(choose_scratch(graph_.n_vocab, backends::kMaxCandidates));
+  uint64_t* keys = keys_.as<uint64_t>();
+  return choose_best(how, logits, graph_.n_vocab, n, keys, keys + scratch);
+}
+
 std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n) {
   if (n < 1 || n > backends::kMaxCandidates)
     fail(ErrorCode::kFailed, "{} candidates were asked for; 1 to {} can be chosen", n,
@@ -499,18 +537,11 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
   settle();
   // The step of one row has chosen the first already.
   if (const uint64_t key = slot().outcome.as<uint64_t>()[1];
-      n == 1 && rows_.out == 1 && output_row == 0 && key != 0) {
+      n == 1 && rows_.out == 1 && output_row == 0 && key != 0 && choice_.n_best == 1) {
     candidates_ = {{key_logit(key), key_token(key)}};
     return candidates_;
   }
-  const float* row = logits_on_device(output_row);
-  const size_t scratch = size_t(choose_scratch(graph_.n_vocab, backends::kMaxCandidates));
-  if (!keys_) {
-    keys_ = Memory(2 * scratch * sizeof(uint64_t), Place::kDevice, "allocating candidates");
-    keys_host_ = Memory(backends::kMaxCandidates * sizeof(uint64_t), Place::kHost, "allocating candidates");
-  }
-  uint64_t* a = keys_.as<uint64_t>();
-  const uint64_t* keys = choose_best({stream_, false}, row, graph_.n_vocab, n, a, a + scratch);
+  const uint64_t* keys = candidates_of({stream_, false}, logits_on_device(output_row), n);
   check(cudaGetLastError(), "choosing candidates");
   check(cudaMemcpyAsync(keys_host_.as(), keys, size_t(n) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream_),
         "reading candidates");

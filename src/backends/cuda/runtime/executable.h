@@ -32,10 +32,10 @@ class CudaExecutable final : public backends::Executable {
   std::vector<std::string> describe() const override;
   // Ends when the device has run the step: a value that the cache cannot hold is an error of this step.
   void run(const graph::StepParams& step);
-  // Steps of one row whose token (graph::kChosenToken) is the one that the step before them chose: they are
-  // queued, at most two, and chosen() waits for the oldest.
+  // Steps of one row that are queued, at most two: the device chooses the token after it, and chosen() waits
+  // for the oldest. Their own token may be the one that the step ahead before them chose.
   bool chooses() const;
-  void run_ahead(const graph::StepParams& step);
+  void run_ahead(const graph::StepParams& step, const graph::Choice& choice);
   int chosen();
   std::span<const float> logits(int output_row);
   std::span<const backends::Candidate> best(int output_row, int n);
@@ -65,7 +65,9 @@ class CudaExecutable final : public backends::Executable {
   // What one step brings and leaves; two, because one can be written while the other is on its way.
   struct Slot {
     Memory params_host, params;
-    Memory outcome;  // the first 16 bytes of params after the step: fault, key of the greatest logit
+    // The first 16 bytes of params after the step: fault, key of the token chosen after it. Before the step the
+    // key is 0, or the random number that decides.
+    Memory outcome;
     std::vector<graph::Row> rows;
     cudaEvent_t done = nullptr;
   };
@@ -137,6 +139,9 @@ class CudaExecutable final : public backends::Executable {
   void enqueue(const Rows& rows);
   void enqueue_traced(const Rows& rows);
   void run_logits(int first, int n);
+  void set_choice(const graph::Choice& choice);
+  void draw();
+  const uint64_t* candidates_of(const Launch& how, const float* logits, int n);
   MatvecArgs logits_product(int n_rows) const;
   const float* logits_on_device(int output_row);
   void run_matmul(const std::vector<Part>& parts, const Rows& rows, size_t node);
@@ -193,7 +198,9 @@ class CudaExecutable final : public backends::Executable {
   size_t params_bytes_ = 0, rows_at_ = 0;
   int table_stride_ = 0;
   bool may_overlap_ = false;
-  std::map<std::tuple<int, int, int, bool, bool, bool>, cudaGraphExec_t> graphs_;  // null: seen once
+  // By slot, rows, wanted rows, three marks of Rows, candidates; null: seen once.
+  std::map<std::tuple<int, int, int, bool, bool, bool, int>, cudaGraphExec_t> graphs_;
+  graph::Choice choice_, drawn_by_;  // after the step being enqueued; of the captured launches that draw
   Rows rows_;
   Memory logits_, logits_host_;
   Memory keys_, keys_host_;  // of best(): two buffers on the device, the result here

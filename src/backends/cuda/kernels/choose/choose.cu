@@ -32,7 +32,29 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = t; i < n_best; i += kThreads) out[int64_t(blockIdx.x) * n_best + i] = sorted[i];
 }
 
+__global__ void __launch_bounds__(kMaxDrawn)
+    draw_kernel(const uint64_t* keys, graph::Choice choice, uint64_t* random_then_key) {
+  __shared__ double own[kMaxDrawn], tempered[kMaxDrawn];
+  let_next_start();
+  wait_for_inputs();
+  const int i = int(threadIdx.x);
+  if (i < choice.n_best) {
+    const float best = key_logit(keys[0]), logit = key_logit(keys[i]);
+    own[i] = graph::choice_weight(logit, best, 1);
+    tempered[i] = graph::choice_weight(logit, best, double(choice.temperature));
+  }
+  __syncthreads();
+  if (i > 0) return;
+  choice.random = *random_then_key;
+  const auto at = [](const double* weights) { return [weights](int c) { return weights[c]; }; };
+  *random_then_key = keys[graph::choose_candidate(choice, choice.n_best, at(own), at(tempered))];
+}
+
 }  // namespace
+
+void draw_candidate(const Launch& how, const uint64_t* keys, const graph::Choice& choice, uint64_t* random_then_key) {
+  launch(how, dim3(1), dim3(kMaxDrawn), 0, draw_kernel, keys, choice, random_then_key);
+}
 
 const uint64_t* choose_best(const Launch& how, const float* logits, int n, int n_best, uint64_t* a,
                             uint64_t* b) {

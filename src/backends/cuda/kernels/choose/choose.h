@@ -3,6 +3,7 @@
 // token. Bound: one read of the row.
 #pragma once
 #include "backends/cuda/kernels/args.h"
+#include "graph/choice.h"
 
 namespace kvasir::cuda {
 
@@ -14,7 +15,12 @@ constexpr int choose_scratch(int n, int most) { return (n + kChooseStretch - 1) 
 const uint64_t* choose_best(const Launch& how, const float* logits, int n, int n_best, uint64_t* a,
                             uint64_t* b);
 
-inline float key_logit(uint64_t key) {
+// Draws one of the choice.n_best keys (at most kMaxDrawn), best first: *random_then_key is the random number that
+// decides and becomes the drawn key. What choice.random says is not read.
+inline constexpr int kMaxDrawn = 128;
+void draw_candidate(const Launch& how, const uint64_t* keys, const graph::Choice& choice, uint64_t* random_then_key);
+
+KVASIR_EVERYWHERE inline float key_logit(uint64_t key) {
   const uint32_t ordered = uint32_t(key >> 32),
                  bits = ordered & 0x80000000u ? ordered ^ 0x80000000u : ~ordered;
   return __builtin_bit_cast(float, bits);

@@ -1,4 +1,4 @@
-// Greedy generation, a step ahead of the host where the backend chooses tokens itself.
+// Generation, a step ahead of the host where the backend chooses tokens itself.
 #include <algorithm>
 
 #include "engine/session_impl.h"
@@ -17,26 +17,31 @@ bool Session::Impl::may_undo(int pos) const {
   });
 }
 
-// Appends one token and waits; the best token after it.
-Token Session::Impl::append_known(int seq, Token token) {
+// Appends one token and waits; the token chosen after it.
+Token Session::Impl::append_known(int seq, Token token, Sampler& sampler) {
   std::vector<Token>& stored = tokens[size_t(seq)];
   const int pos = int(stored.size());
   rows.assign(1, {token, pos, seq, 1});
   cache->begin_step();
   cache->reserve(seq, pos, pos + 1);
+  backends::Backend& backend = model->backend();
+  if (backend.chooses(*executable)) {
+    backend.submit_ahead(*executable, {rows, cache->views()}, sampler.choice());
+    const Token chosen = backend.chosen(*executable);
+    sampler.advance();
+    stored.push_back(token);
+    return chosen;
+  }
   submit();
   stored.push_back(token);
-  backends::Backend& backend = model->backend();
-  if (const auto best = backend.best(*executable, 0, 1); !best.empty()) return best.front().token;
-  const std::span<const float> logits = backend.read(*executable, 0);
-  return Token(std::ranges::max_element(logits) - logits.begin());  // first of equals: the lower token
+  if (const auto best = backend.best(*executable, 0, sampler.candidates()); !best.empty()) return sampler.sample(best);
+  return sampler.sample(backend.read(*executable, 0));
 }
 
 // After append_known() gave `next`, which on_chosen has not seen: steps that start before their token is known
 // here. Ends where a step cannot be undone, with `next` accepted but not appended, or when on_chosen ends it
 // (`more` is false then).
-int Session::Impl::append_ahead(int seq, Token& next, int n, const std::function<bool(Token)>& on_chosen,
-                                bool& more) {
+int Session::Impl::append_ahead(int seq, Token& next, int n, Sampler& sampler, const OnChosen& on_chosen, bool& more) {
   backends::Backend& backend = model->backend();
   std::vector<Token>& stored = tokens[size_t(seq)];
   int queued = 0, appended = 0;
@@ -46,7 +51,7 @@ int Session::Impl::append_ahead(int seq, Token& next, int n, const std::function
     rows.assign(1, {graph::kChosenToken, pos, seq, 1});
     cache->begin_step();
     cache->reserve(seq, pos, pos + 1);
-    backend.submit_ahead(*executable, {rows, cache->views()});
+    backend.submit_ahead(*executable, {rows, cache->views()}, sampler.choice(queued));
     ++queued;
   };
   const auto drain = [&] {
@@ -62,6 +67,7 @@ int Session::Impl::append_ahead(int seq, Token& next, int n, const std::function
     const Token accepted = next;
     --queued;
     next = backend.chosen(*executable);
+    sampler.advance();
     stored.push_back(accepted);
     ++appended;
   }
@@ -69,23 +75,30 @@ int Session::Impl::append_ahead(int seq, Token& next, int n, const std::function
   return appended;
 }
 
-int Session::append_greedy(int seq, Token first, int n, const std::function<bool(Token)>& on_chosen) {
+int Session::append_chosen(int seq, Token first, int n, Sampler& sampler, const OnChosen& on_chosen) {
   Impl& s = *impl_;
   s.sequence(seq);
   s.check_token(first);
   s.check_room(seq, size_t(std::max(n, 0)));
+  if (sampler.candidates() == 0)
+    fail(ErrorCode::kUsage, "this sampler needs every logit; append() and sample() give it them");
   const bool ahead = s.model->backend().chooses(*s.executable);
   bool more = true;
   int appended = 0;
   for (Token next = first; more && appended < n;) {
-    next = s.append_known(seq, next);
+    next = s.append_known(seq, next, sampler);
     ++appended;
     if (ahead)
-      appended += s.append_ahead(seq, next, n - appended, on_chosen, more);
+      appended += s.append_ahead(seq, next, n - appended, sampler, on_chosen, more);
     else
       more = on_chosen(next);
   }
   return appended;
+}
+
+int Session::append_greedy(int seq, Token first, int n, const OnChosen& on_chosen) {
+  Sampler greedy({});
+  return append_chosen(seq, first, n, greedy, on_chosen);
 }
 
 }  // namespace kvasir::engine
