@@ -11,9 +11,11 @@
 #include "backends/registry/registry.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "engine/session.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
 #include "machine.h"
+#include "options.h"
 #include "version.h"
 
 namespace kvasir::app {
@@ -133,6 +135,27 @@ double norm_seconds(backends::Backend& backend, int n_rows, double idle) {
     op.out = x = y;
   }
   return std::max(Steps(backend, draft, n_rows).seconds(kSliceSeconds, 8) - idle, 1e-9) / (kNormOps + 1);
+}
+
+// What an op of a generated token takes beside its weights where a backend makes one launch of several ops, so that
+// a chain of one kind does not tell: the test model's step, whose weights are a few microseconds of it.
+double op_seconds_of_model(const std::string& backend, double bytes_per_s) {
+  constexpr int kTokens = 64, kRuns = 4;
+  const auto model = load_model(test_model(), 1, Loudness::kQuiet, backend);
+  const decide::ModelGeometry geometry = decide::read_geometry(model->file());
+  engine::SessionOptions options;
+  options.n_ctx = (kRuns + 1) * kTokens + 1;
+  options.kv = {DType::f16, DType::f16};
+  engine::Session session(model, options);
+  const auto run = [&] { session.append_greedy(0, 1, kTokens, [](engine::Token) { return true; }); };
+  run();  // captures its launches
+  double best = 1e30;
+  for (int i = 0; i < kRuns; ++i) {
+    const auto start = Clock::now();
+    run();
+    best = std::min(best, seconds_since(start) / kTokens);
+  }
+  return std::max(best - double(geometry.step_bytes()) / bytes_per_s, 1e-9) / geometry.n_ops();
 }
 
 // `n_rows` rows of `format` one after another; few are encoded, then repeated: what they hold does not matter
@@ -350,7 +373,7 @@ decide::MachineTable measure_machine(const std::string& backend, int threads, in
   table.memory_bytes = backend == "cpu" ? std::min(memory_limit(), caps.memory_bytes) : caps.memory_bytes;
   const double idle = idle_seconds(*device);
   const double one_row = norm_seconds(*device, 1, idle);
-  table.op_us = one_row * 1e6;
+  table.op_us = 1e6 * (backend == "cpu" ? one_row : op_seconds_of_model(backend, table.read_gb_per_s * 1e9));
   table.value_ns = norm_seconds(*device, kPromptRows, idle) / (kPromptRows * kNormWidth) * 1e9;
   const std::vector<Job> jobs = attention_jobs(caps);
   const double n = double(rounds) * double(jobs.size() + caps.weight_types.size());
