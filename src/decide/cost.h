@@ -17,7 +17,7 @@ inline constexpr int kPromptRows = 256;  // of the measurements that stand for p
 struct WeightCost {
   DType type{};
   double gb_per_s = 0;     // 1e9 bytes/s of weights, one row
-  double prompt_gops = 0;  // 1e9 operations/s, kPromptRows rows; 0: not measured
+  double prompt_gops = 0;  // 1e9 operations/s, kPromptRows rows (a GPU: twice as many); 0: not measured
 };
 
 struct AttentionCost {

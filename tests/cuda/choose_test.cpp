@@ -5,8 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <bit>
-#include <functional>
 #include <limits>
 
 #include "backends/cuda/kernels/choose/choose.h"
@@ -15,6 +13,8 @@ namespace kvasir::test {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+const auto kAlone = [] { return cuda::Launch{nullptr, false}; };
 
 std::vector<int32_t> best_on_host(const std::vector<float>& logits, int n) {
   std::vector<int32_t> order(logits.size());
@@ -29,16 +29,16 @@ std::vector<int32_t> best_on_host(const std::vector<float>& logits, int n) {
 
 void expect_best(const std::vector<float>& logits, int n, const std::string& what) {
   const int count = int(logits.size());
-  const size_t scratch = size_t(cuda::choose_scratch(count, n)) + cuda::kChooseStretch;
+  const size_t scratch = size_t(cuda::choose_scratch(count));
   float* row = nullptr;
   uint64_t* keys = nullptr;
   ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&row), logits.size() * sizeof(float)), cudaSuccess);
-  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&keys), 2 * scratch * sizeof(uint64_t)), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&keys), (cuda::kMaxChosen + scratch) * sizeof(uint64_t)), cudaSuccess);
   cudaMemcpy(row, logits.data(), logits.size() * sizeof(float), cudaMemcpyHostToDevice);
-  const uint64_t* found = cuda::choose_best({nullptr, false}, row, count, n, keys, keys + scratch);
+  cuda::choose_best(kAlone, row, count, n, keys + cuda::kMaxChosen, keys);
   const std::vector<int32_t> expected = best_on_host(logits, n);
   std::vector<uint64_t> got(expected.size());
-  ASSERT_EQ(cudaMemcpy(got.data(), found, got.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost),
+  ASSERT_EQ(cudaMemcpy(got.data(), keys, got.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost),
             cudaSuccess);
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(cuda::key_token(got[i]), expected[i])
@@ -97,31 +97,34 @@ TEST(CudaChoose, DrawsAreTheHosts) {
   KVASIR_NEEDS_CUDA();
   std::mt19937_64 random(6);
   std::normal_distribution<float> normal(0, 3);
-  uint64_t* memory = nullptr;  // keys, then the random number
-  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), (cuda::kMaxDrawn + 1) * sizeof(uint64_t)), cudaSuccess);
+  constexpr int kCount = 5000;
+  float* row = nullptr;
+  uint64_t* keys = nullptr;  // the best, scratch, the random number
+  const size_t at = size_t(cuda::kMaxChosen + cuda::choose_scratch(kCount));
+  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&row), kCount * sizeof(float)), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&keys), (at + 1) * sizeof(uint64_t)), cudaSuccess);
   for (int n : {1, 2, 31, 64, 128})
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 100; ++i) {
+      const int count = i % 2 ? kCount : 200;
       std::vector<float> logits;
-      for (int c = 0; c < n; ++c) logits.push_back(i == 0 ? kNaN : i == 1 ? -kInf : i == 2 ? 1.5f : normal(random));
-      std::ranges::sort(logits, std::greater());
-      std::vector<uint64_t> keys;  // positive logits keep their order as integers with the top bit set, others inverted
-      for (int c = 0; c < n; ++c) {
-        const uint32_t bits = std::bit_cast<uint32_t>(logits[size_t(c)]);
-        keys.push_back(uint64_t(bits & 0x80000000u ? ~bits : bits | 0x80000000u) << 32 | uint32_t(~(c * 7)));
-      }
-      graph::Choice choice{n, i % 2 ? 0.6f : 1.7f, i % 3 ? 1.0f : 0.8f, i % 5 ? 0.0f : 0.1f, random()};
-      keys.push_back(choice.random);
-      cudaMemcpy(memory, keys.data(), keys.size() * sizeof(uint64_t), cudaMemcpyHostToDevice);
-      cuda::draw_candidate({nullptr, false}, memory, choice, memory + n);
+      for (int c = 0; c < count; ++c) logits.push_back(i == 0 ? kNaN : i == 1 ? -kInf : i == 2 ? 1.5f : normal(random));
+      const graph::Choice choice{n, i % 2 ? 0.6f : 1.7f, i % 3 ? 1.0f : 0.8f, i % 5 ? 0.0f : 0.1f, random()};
+      cudaMemcpy(row, logits.data(), logits.size() * sizeof(float), cudaMemcpyHostToDevice);
+      cudaMemcpy(keys + at, &choice.random, sizeof(uint64_t), cudaMemcpyHostToDevice);
+      cuda::choose_best(kAlone, row, count, n, keys + cuda::kMaxChosen, keys, {choice, keys + at});
       uint64_t drawn = 0;
-      ASSERT_EQ(cudaMemcpy(&drawn, memory + n, sizeof(drawn), cudaMemcpyDeviceToHost), cudaSuccess);
+      ASSERT_EQ(cudaMemcpy(&drawn, keys + at, sizeof(drawn), cudaMemcpyDeviceToHost), cudaSuccess);
+      const std::vector<int32_t> best = best_on_host(logits, n);
       const auto weight = [&](double temperature) {
-        return [&, temperature](int c) { return graph::choice_weight(logits[size_t(c)], logits[0], temperature); };
+        return [&, temperature](int c) {
+          return graph::choice_weight(logits[size_t(best[size_t(c)])], logits[size_t(best[0])], temperature);
+        };
       };
       const int expected = graph::choose_candidate(choice, n, weight(1), weight(double(choice.temperature)));
-      ASSERT_EQ(cuda::key_token(drawn), expected * 7) << n << " candidates, draw " << i;
+      ASSERT_EQ(cuda::key_token(drawn), best[size_t(expected)]) << n << " candidates, draw " << i;
     }
-  cudaFree(memory);
+  cudaFree(row);
+  cudaFree(keys);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backends/cuda/kernels/choose/choose.h"
 #include "backends/cuda/kernels/heads/heads.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
@@ -656,7 +655,8 @@ void CudaExecutable::plan_memory() {
   const int logits_rows = std::min(kLogitsRows, max_rows_);
   logits_ = Memory(size_t(logits_rows) * size_t(graph_.n_vocab) * sizeof(float), Place::kDevice,
                    "allocating logits");
-  keys_ = Memory(2 * size_t(choose_scratch(graph_.n_vocab, backends::kMaxCandidates)) * sizeof(uint64_t), Place::kDevice,
+  static_assert(kMaxChosen == backends::kMaxCandidates);
+  keys_ = Memory(size_t(kMaxChosen + choose_scratch(graph_.n_vocab)) * sizeof(uint64_t), Place::kDevice,
                  "allocating candidates");
   keys_host_ = Memory(backends::kMaxCandidates * sizeof(uint64_t), Place::kHost, "allocating candidates");
   if (max_rows_ <= kMaxMatvecRows) return;
@@ -699,6 +699,8 @@ void CudaExecutable::size_attention() {
     page_units_ = Memory(units * sizeof(float), Place::kDevice, "allocating page tiles of prompts");
   }
   partial_ = Memory(values * sizeof(float), Place::kDevice, "allocating attention partials");
+  // What a part without keys leaves is read early, then not used; it should be a number of ours all the same.
+  check(cudaMemset(partial_.as(), 0, values * sizeof(float)), "clearing attention partials");
   partial_sums_ = Memory(sums * sizeof(float), Place::kDevice, "allocating attention partials");
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/cuda/kernels/choose/choose.h"
 #include "base/error.h"
 
 namespace kvasir::cuda {
@@ -142,7 +141,9 @@ void CudaExecutable::enqueue(const Rows& rows) {
   for (const Node& node : nodes_) node.run(rows);
   encode_step(rows);
   if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
-  if (choice_.n_best > 1) draw();
+  if (choice_.n_best > 1)
+    choose([this] { return next(); }, logits_.as<float>(), choice_.n_best,
+           {choice_, slot().params.as<uint64_t>() + 1});
   check(cudaMemcpyAsync(slot().outcome.as(), slot().params.as(), 16, cudaMemcpyDeviceToHost, stream_),
         "reading the step's outcome");
 }
@@ -263,11 +264,6 @@ void CudaExecutable::set_choice(const graph::Choice& choice) {
       return draws;
     });
   choice_ = drawn_by_ = next;
-}
-
-void CudaExecutable::draw() {
-  draw_candidate(next(), candidates_of(next(), logits_.as<float>(), choice_.n_best), choice_,
-                 slot().params.as<uint64_t>() + 1);
 }
 
 void CudaExecutable::run_ahead(const graph::StepParams& step, const graph::Choice& choice) {
@@ -522,11 +518,10 @@ std::span<const float> CudaExecutable::logits(int output_row) {
   return {logits_host_.as<float>() + local * n_vocab, n_vocab};
 }
 
-// The n best keys of a row of logits, in device memory.
-const uint64_t* CudaExecutable::candidates_of(const Launch& how, const float* logits, int n) {
-  const size_t scratch = size_t(choose_scratch(graph_.n_vocab, backends::kMaxCandidates));
-  uint64_t* keys = keys_.as<uint64_t>();
-  return choose_best(how, logits, graph_.n_vocab, n, keys, keys + scratch);
+// The n best keys of a row of logits, first in keys_.
+void CudaExecutable::choose(const std::function<Launch()>& how, const float* logits, int n, const Drawing& drawing) {
+  uint64_t* best = keys_.as<uint64_t>();
+  choose_best(how, logits, graph_.n_vocab, n, best + kMaxChosen, best, drawing);
 }
 
 std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n) {
@@ -541,9 +536,9 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
     candidates_ = {{key_logit(key), key_token(key)}};
     return candidates_;
   }
-  const uint64_t* keys = candidates_of({stream_, false}, logits_on_device(output_row), n);
+  choose([this] { return Launch{stream_, false}; }, logits_on_device(output_row), n, {});
   check(cudaGetLastError(), "choosing candidates");
-  check(cudaMemcpyAsync(keys_host_.as(), keys, size_t(n) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream_),
+  check(cudaMemcpyAsync(keys_host_.as(), keys_.as(), size_t(n) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream_),
         "reading candidates");
   check(cudaStreamSynchronize(stream_), "choosing candidates");
   candidates_.clear();

@@ -11,6 +11,7 @@
 
 #include "backends/backend.h"
 #include "backends/cuda/kernels/attention/attention.h"
+#include "backends/cuda/kernels/choose/choose.h"
 #include "backends/cuda/kernels/elementwise/elementwise.h"
 #include "backends/cuda/kernels/gemm/gemm.h"
 #include "backends/cuda/kernels/kv_append/kv_append.h"
@@ -140,8 +141,7 @@ class CudaExecutable final : public backends::Executable {
   void enqueue_traced(const Rows& rows);
   void run_logits(int first, int n);
   void set_choice(const graph::Choice& choice);
-  void draw();
-  const uint64_t* candidates_of(const Launch& how, const float* logits, int n);
+  void choose(const std::function<Launch()>& how, const float* logits, int n, const Drawing& drawing);
   MatvecArgs logits_product(int n_rows) const;
   const float* logits_on_device(int output_row);
   void run_matmul(const std::vector<Part>& parts, const Rows& rows, size_t node);
@@ -203,7 +203,7 @@ class CudaExecutable final : public backends::Executable {
   graph::Choice choice_, drawn_by_;  // after the step being enqueued; of the captured launches that draw
   Rows rows_;
   Memory logits_, logits_host_;
-  Memory keys_, keys_host_;  // of best(): two buffers on the device, the result here
+  Memory keys_, keys_host_;  // candidates: the best and scratch on the device; the best here
   std::vector<backends::Candidate> candidates_;
   int logits_first_ = 0, logits_n_ = 0;
   std::vector<bool> logits_read_;

@@ -119,7 +119,7 @@ template <int E>
 struct Merge {
   static constexpr int kDim = 32 * E, kEach = kDim / 4, kGroups = 32 * kMergeWarps / kEach;
   float4 sums[kGroups][kEach];
-  float totals[kGroups], merged[kDim + 32];
+  float totals[kGroups + 1], merged[kDim + 32];  // totals: of the groups, and of all
 };
 // Four values, and what their weights add up to.
 struct Share {
@@ -164,7 +164,7 @@ template <int E, int kRanks>
 __device__ __forceinline__ void add_blocks(Merge<E>& shared, Share& sum, int rank, int at) {
   if (at < Merge<E>::kEach) {
     shared.sums[0][at] = sum.v;
-    if (at == 0) shared.totals[0] = sum.total;
+    if (at == 0) shared.totals[Merge<E>::kGroups] = sum.total;
   }
   __syncthreads();
   cluster_sync();
@@ -174,7 +174,7 @@ __device__ __forceinline__ void add_blocks(Merge<E>& shared, Share& sum, int ran
       const float* other = reinterpret_cast<const float*>(&shared.sums[0][at]);
       sum.add(1, {load_remote(other, r), load_remote(other + 1, r), load_remote(other + 2, r),
                   load_remote(other + 3, r)});
-      sum.total += load_remote(&shared.totals[0], r);
+      sum.total += load_remote(&shared.totals[Merge<E>::kGroups], r);
     }
   __syncthreads();
   cluster_sync();  // no block leaves while its sums are read
