@@ -9,9 +9,9 @@
 //   and V)
 // Slices alternate with slices of f16 and of the read probe or the peak loop; best and (median) of each.
 //   attention [-t threads] [-s seconds a figure] [-d depth] [--cache MiB] [--decode] [--isa NAME] [--plain]
-//   [K/V ...]
+//   [--geometry TEXT] [K/V ...]
 // --cache: what decode rotates through; a small one shows the kernels without the memory. --decode: only
-// that.
+// that. --geometry: only those whose name has the text in it.
 #include "backends/cpu/kernels/attention/attention.h"
 
 #include <algorithm>
@@ -51,6 +51,7 @@ struct Options {
   bool decode_only = false;
   Isa isa = best_isa();
   bool flash = true;
+  std::string geometry;
   std::vector<std::string> pairs;
 };
 
@@ -315,6 +316,7 @@ void run(const Options& options) {
       "| at 3584 GFLOP/s | of FMA peak | x f16 | append Mvalues/s, 1 thread |\n"
       "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const Geometry& g : kGeometries) {
+    if (std::string(g.name).find(options.geometry) == std::string::npos) continue;
     Subject f16(options, g, DType::f16, DType::f16, pool);
     for (const std::string& pair : options.pairs) {
       const size_t slash = pair.find('/');
@@ -344,6 +346,8 @@ int main(int argc, char** argv) {
       options.cache_bytes = size_t(std::atoi(value())) << 20;
     else if (arg == "--decode")
       options.decode_only = true;
+    else if (arg == "--geometry")
+      options.geometry = value();
     else if (arg == "--plain")
       options.flash = false;
     else

@@ -44,7 +44,7 @@ bool cpu_supports(Isa isa) {
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
-             __builtin_cpu_supports("avx512vbmi2");
+             __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("gfni");
 #elif defined(__aarch64__)
     case Isa::kNeon:
       return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

@@ -84,11 +84,12 @@ TEST(ImageSource, ImagesHoldTheDecodedValues) {
       for (int bias : {0, 128}) {
         for (int group = 0; group < 8; ++group) {
           float scales[32];
-          source.keys(keys.bytes.data() + keys.region * size_t(group / 2), group % 2, d, bias,
-                      images.data(), scales, nullptr);
+          source.keys(keys.bytes.data() + keys.region * size_t(group / 2), group % 2, d, bias, images.data(),
+                      scales, nullptr, Streams{});
           for (int t = 0; t < 32; ++t)
             for (int i = 0; i < keys.width; ++i) {
-              const size_t at = size_t(i / 4 * 2 + t / 16) * 64 + size_t(t % 16 * 4 + i % 4);
+              const int place = source.striped ? trellis_step(KvSide::kKey, d, i) : i;
+              const size_t at = size_t(place / 4 * 2 + t / 16) * 64 + size_t(t % 16 * 4 + place % 4);
               const double got = scales[t] * int8_t(int(images[at]) - bias);
               ASSERT_NEAR(got, keys.decoded[size_t(group * 32 + t) * keys.width + i],
                           half_step(type, scales[t]))
@@ -97,20 +98,21 @@ TEST(ImageSource, ImagesHoldTheDecodedValues) {
         }
         if (keys_only(type)) continue;
         for (int page = 0; page < 4; ++page)
-          for (int first = 0; first < d; first += 32) {
+          for (int first = 0, n = source.values_at_once(); first < d; first += n) {
             float scales[64];
             const std::byte* region = values.bytes.data() + values.region * size_t(page);
             source.value_scales(region, d, scales, nullptr);
             source.values(region, d, first, scales, images.data(), nullptr);
             for (int t = 0; t < 64; ++t)
-              for (int i = 0; i < 32; ++i) {
+              for (int i = 0; i < d; ++i) {
+                const int place = (source.striped ? trellis_step(KvSide::kValue, d, i) : i) - first;
+                if (place < 0 || place >= n) continue;
                 const size_t at =
-                    size_t((t / 32 * 2 + i / 16) * 8 + t % 32 / 4) * 64 + size_t(i % 16 * 4 + t % 4);
+                    size_t((place / 32 * 4 + t / 32 * 2 + place % 32 / 16) * 8 + t % 32 / 4) * 64 +
+                    size_t(place % 16 * 4 + t % 4);
                 const double got = scales[t] * int8_t(int(images[at]));
-                ASSERT_NEAR(got, values.decoded[size_t(page * 64 + t) * d + first + i],
-                            half_step(type, scales[t]))
-                    << formats::require(type).name << ' ' << d << " value " << t << " dimension "
-                    << first + i;
+                ASSERT_NEAR(got, values.decoded[size_t(page * 64 + t) * d + i], half_step(type, scales[t]))
+                    << formats::require(type).name << ' ' << d << " value " << t << " dimension " << i;
               }
           }
       }
@@ -124,7 +126,8 @@ TEST(ImageEncoder, PagesHaveTheBytesOfTheScalarCodec) {
       for (int d : kSizes)
         for (KvSide side : {KvSide::kKey, KvSide::kValue}) {
           if (!takes(type, d) || (keys_only(type) && side == KvSide::kValue)) continue;
-          const bool own = !formats::require(type).head_wide() && type != DType::tbq3_tcq;  // code of every ISA
+          const bool own =
+              !formats::require(type).head_wide() && type != DType::tbq3_tcq;  // code of every ISA
           if (!own && k->isa != best_isa() && d > 64) continue;
           std::vector<float> x = gaussian(size_t(64) * d, uint32_t(d) + uint32_t(type));
           std::vector<std::byte> exact(size_t(64) * d * 2);
@@ -301,9 +304,17 @@ std::vector<float> mix(const AttentionKernels* k, const Pages& pages, const Rows
   task.keep = keep;
   task.blend = blend;
   task.next_keys = rows.n % 2 ? pages.bytes.data() : nullptr;
-  task.out = out.data();
+  const ValueProducer& producer = *k->values(pages.type);
+  std::vector<float> own = out;
+  for (int row = 0; row < kBlockRows; ++row)
+    to_stripes(out.data() + size_t(row) * pages.d, pages.d, producer.stripes,
+               own.data() + size_t(row) * pages.d);
+  task.out = own.data();
   task.scratch = scratch.data();
-  k->values(pages.type)->mix(task);
+  producer.mix(task);
+  for (int row = 0; row < kBlockRows; ++row)
+    from_stripes(own.data() + size_t(row) * pages.d, pages.d, producer.stripes,
+                 out.data() + size_t(row) * pages.d);
   return out;
 }
 

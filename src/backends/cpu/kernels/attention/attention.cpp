@@ -105,9 +105,9 @@ std::string explain(DType k, DType v, int head_dim) {
       type_name(k), type_name(v), head_dim, types, dims, missing);
 }
 
-constexpr int kSplitRows = 128;    // query rows over all KV heads up to which the keys are split
-constexpr int kSplitItems = 64;    // from as many on, chunks of a split are taken by spans
-constexpr int kLeastItems = 16;    // fewer would not feed the threads
+constexpr int kSplitRows = 128;  // query rows over all KV heads up to which the keys are split
+constexpr int kSplitItems = 64;  // from as many on, chunks of a split are taken by spans
+constexpr int kLeastItems = 16;  // fewer would not feed the threads
 
 // How a flash call is cut. Everything follows from shapes and positions.
 struct Cut {
@@ -359,7 +359,7 @@ void run_merge(const AttentionArgs& args, const Cut& c, int64_t index, std::byte
   args.variant->kernels->merge(
       {args.head_dim, c.first_chunk, c.unit, c.n_units, base + in_block, base + rows + in_block,
        base + 2 * rows + size_t(in_block) * args.head_dim, partial_floats(c, args.head_dim), result,
-       from_basis_of(args.variant->v, *args.variant->kernels)},
+       args.variant->values->stripes, from_basis_of(args.variant->v, *args.variant->kernels)},
       scratch);
 }
 

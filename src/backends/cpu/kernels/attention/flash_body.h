@@ -99,6 +99,14 @@ void softmax_row(float* s, int lo, int hi, int zero_lo, int zero_hi, float cap, 
   *sum = Vec::reduce_add(total);
 }
 
+// The result of a row whose outputs lie in stripes.
+template <typename Vec>
+void finish_row(const float* x, float sum, int n, int stripes, float* out) {
+  if (stripes == 1) return scale_out<Vec>(x, sum, n, out);
+  from_stripes(x, n, stripes, out);
+  scale_out<Vec>(out, sum, n, out);
+}
+
 template <typename Vec>
 struct Flash {
   const FlashItem& item;
@@ -339,16 +347,25 @@ struct Flash {
       const int row = tiles[t].row, end_row = tiles[end - 1].row + tiles[end - 1].n;
       float* sums = mixed + size_t(row) * args.head_dim;
       __builtin_memset(sums, 0, sizeof(float) * size_t(end_row - row) * args.head_dim);
-      for (bool exact : {false, true}) {
+      for (bool exact : {true, false}) {
         MixTask task = mix_task(t, end, next_keys);
         add_pieces(task, t, end, exact);
         task.out = mixed;
         task.keep = task.blend = ones;
         if (task.n_pieces) (exact ? item.exact_values : item.values)->mix(task);
+        if (exact && item.values->stripes > 1) stripe_rows(sums, end_row - row);
       }
       for (int r = row; r < end_row; ++r)
         merge_out<Vec>(span.out + size_t(r) * args.head_dim, mixed + size_t(r) * args.head_dim, keep[r],
                        blend[r], args.head_dim);
+    }
+  }
+
+  void stripe_rows(float* rows, int n) const {
+    float one[kMaxHeadDim];
+    for (int r = 0; r < n; ++r, rows += args.head_dim) {
+      __builtin_memcpy(one, rows, sizeof(float) * size_t(args.head_dim));
+      to_stripes(one, args.head_dim, item.values->stripes, rows);
     }
   }
 
@@ -368,7 +385,8 @@ struct Flash {
   void write_result() {
     for (int row = 0; row < item.n_rows; ++row) {
       float* out = args.out + int64_t(token(row)) * args.out_stride + int64_t(head(row)) * args.head_dim;
-      scale_out<Vec>(total.out + size_t(row) * args.head_dim, total.l[row], args.head_dim, out);
+      finish_row<Vec>(total.out + size_t(row) * args.head_dim, total.l[row], args.head_dim,
+                      item.values->stripes, out);
       if (item.unrotate) item.unrotate(formats::kValues, out, out, args.head_dim);
     }
   }
@@ -454,7 +472,7 @@ void flash_merge(const MergeItem& item, std::byte* scratch) {
       clear(span, 1, item.head_dim);
     }
   }
-  scale_out<Vec>(total.out, total.l[0], item.head_dim, item.result);
+  finish_row<Vec>(total.out, total.l[0], item.head_dim, item.stripes, item.result);
   if (item.unrotate) item.unrotate(formats::kValues, item.result, item.result, item.head_dim);
 }
 

@@ -92,6 +92,11 @@ inline void prefetch_line(const Streams& streams, unsigned i) {
   __builtin_prefetch(streams.at[i % 4] + size_t(i / 4 * kImage), 0, 3);
 }
 
+// The share of block i in asking for half as many lines as blocks of `bits` lines have.
+inline void prefetch_half(const Streams& streams, int i, int bits) {
+  for (int line = i * bits / 2; line < (i + 1) * bits / 2; ++line) prefetch_line(streams, unsigned(line));
+}
+
 // The levels of a type by code; `fault`: with one of them off by 2 % of the largest.
 inline HeadWideTable levels_of(int bits, int head_dim, Mutation fault) {
   HeadWideTable table = head_wide_table(bits, head_dim);
@@ -175,10 +180,12 @@ struct HeadWideKeys {
     float* scores;
   };
 
-  // What is read next: `lines` of 64 bytes with each block of dimensions.
+  // What is read next: of lines of 64 bytes from `first` on, (i + 1) * rate / 2 by the end of block i of
+  // dimensions.
   struct Ahead {
     Streams at;
-    int lines;
+    int rate;
+    unsigned first = 0;
   };
 
   // 2n keys of a group: lanes `first` .. `first` + n - 1 of both halves of 16.
@@ -190,9 +197,9 @@ struct HeadWideKeys {
     for (int i = 0; i < kRows; ++i) acc[i][0] = acc[i][1] = Vec::iset1(rows.starts[i]);
     const std::byte* p = codes + first * 4;
     const uint8_t* q = rows.codes;
-    unsigned line = 0;
+    unsigned line = next.first, due = 0;
     for (int d = 0; d < head_dim; d += kBlockDims, p += kFrom * kImage, q += kBlockDims) {
-      for (int l = 0; l < next.lines; ++l) prefetch_line(next.at, line++);
+      for (due += unsigned(next.rate); due > 1; due -= 2) prefetch_line(next.at, line++);
       const ImageReader<Vec, kFrom> reader(p);
       static_for<kBlockImages / 2>([&](auto j) [[gnu::always_inline]] {
         const I k0 = reader.template levels<2 * j>(table), k1 = reader.template levels<2 * j + 1>(table);
@@ -238,7 +245,7 @@ struct HeadWideKeys {
       by_rows<From<kFrom, Scale>::template Score, Vec::kTileRows, const std::byte*, const Scale*,
               const typename Vec::Table&, int, const Rows&, const Ahead&>(task.tiles[t].n, codes, scales,
                                                                           table, head_dim, rows, next);
-      next.lines = 0;  // only the first tile waits for memory
+      next.rate = 0;  // only the first tile waits for memory
     }
   }
 
@@ -253,7 +260,7 @@ struct HeadWideKeys {
     const F16* scales = reinterpret_cast<const F16*>(task.keys + head_wide_scales(kBits, task.head_dim)) +
                         task.group * kGroupKeys + mutated(Mutation::kHeadKeyScale);
     if (task.n_tiles < kSpreadTiles)
-      return score_tiles<kBits>(task, codes, scales, table, task.head_dim, Ahead{next, kBits});
+      return score_tiles<kBits>(task, codes, scales, table, task.head_dim, Ahead{next, 2 * kBits});
     spread_blocks<Vec, kBits>(codes, n_blocks, table, next, 0, task.scratch);
     score_tiles<8>(task, task.scratch, scales, table, task.head_dim, Ahead{next, 0});
   }

@@ -1,6 +1,7 @@
 // Trellis types: states from symbols by shifts, levels by byte permutes of a table of 512.
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/image_body.h"
+#include "backends/cpu/kernels/attention/striped_image_body.h"
 #include "backends/cpu/kernels/attention/trellis_encode_avx512.h"
 #include "backends/cpu/kernels/attention/trellis_symbols_body.h"
 #include "backends/cpu/kernels/simd/vec_avx512.h"
@@ -25,123 +26,78 @@ struct AlongLanes {  // the lanes, then those of the next vector
   I now, before;
   template <int n, int up>
   [[gnu::always_inline]] I moved() const {
-    const I symbols = _mm512_alignr_epi32(now, before, 16 - n);
+    const I symbols = Vec::lanes_before<n>(now, before);
     return up ? _mm512_slli_epi32(symbols, up) : symbols;
   }
 };
 
-// The levels of half a table by the low bits of `index`: 128, or 256 of them.
-template <int kTables>
-[[gnu::always_inline]] inline I lookup(const I* table, I index) {
-  const I low = _mm512_permutex2var_epi8(table[0], index, table[1]);
-  if constexpr (kTables == 2) return low;
-  return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low,
-                                _mm512_permutex2var_epi8(table[2], index, table[3]));
+// All ones in the bytes of x whose bit `bit` is set. On port 0, where a test or a permute needs port 5.
+template <int bit>
+[[gnu::always_inline]] inline I bytes_of_bit(I x) {
+  return _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi8(char(1 << bit)), 0);
 }
 
-template <int b>
-struct TrellisVectors : TrellisSymbols<Vec, b> {
-  using Symbols = TrellisSymbols<Vec, b>;
-  using Symbols::kLines, Symbols::kPairs, Symbols::two_symbols, Symbols::three_symbols;
-  using typename Symbols::Before;
-  static constexpr int kTables = b == 2 ? 2 : 4;  // vectors of the levels whose state starts with a 0
-  I table[kTables];
+// Levels by permutes of 64 bytes: the low six bits of a state's byte within a quarter of the table.
+// Consecutive vectors share what masks they make of the bits above.
+template <typename, int b>
+struct PermutedLevels {
+  static constexpr int kSteps = SharedByte<b>::kSteps;
+  I table[kSteps][4];
 
-  explicit TrellisVectors(int bias) {
-    const TrellisBytes& bytes = trellis_bytes(b, bias != 0);
-    for (int i = 0; i < kTables; ++i) table[i] = Vec::iload(bytes.level + i * kImage);
-    if (mutated(Mutation::kTrellisEntry))
-      table[0] = _mm512_mask_add_epi8(table[0], 1ull << 37, table[0], _mm512_set1_epi8(3));
+  explicit PermutedLevels(int bias) {
+    for (int i = 0; i < kSteps; ++i) {
+      alignas(64) uint8_t bytes[256];
+      __builtin_memcpy(bytes, trellis_bytes(b, bias != 0).level[i], sizeof bytes);
+      if (mutated(Mutation::kTrellisEntry)) bytes[SharedByte<b>::index(i, 37)] += 3;
+      for (int quarter = 0; quarter < 4; ++quarter) table[i][quarter] = Vec::iload(bytes + quarter * kImage);
+    }
   }
 
-  // Levels of the states that a pair's symbols lead to. The table is odd: a state with its first bit set has
-  // the complement of the level of the state without it.
-  template <typename Along>
-  [[gnu::always_inline]] void expand(I now, Before& before, std::byte* images) const {
-    const Along along{now, before.symbols};
-    I index[2];
-    __mmask64 first[2];
-    if constexpr (b == 3)
-      three_symbols(along, index);
+  // Of the quarters by bit `sixth` and bit `seventh` of a vector.
+  template <int sixth, int seventh>
+  [[gnu::always_inline]] static I lookup(const I* quarters, I index, I bits) {
+    const __mmask64 odd = _mm512_test_epi8_mask(bits, _mm512_set1_epi8(char(1 << sixth)));
+    I low = _mm512_permutexvar_epi8(index, quarters[0]), high = _mm512_permutexvar_epi8(index, quarters[2]);
+    low = _mm512_mask_permutexvar_epi8(low, odd, index, quarters[1]);
+    high = _mm512_mask_permutexvar_epi8(high, odd, index, quarters[3]);
+    if constexpr (seventh == 7)
+      return _mm512_mask_blend_epi8(_mm512_movepi8_mask(bits), low, high);
     else
-      two_symbols(along, index);
+      return _mm512_ternarylogic_epi32(bytes_of_bit<seventh>(bits), high, low, 0xca);
+  }
+  template <int i>
+  [[gnu::always_inline]] I level(I before, I now) const {
     if constexpr (b == 2) {
-      for (int i = 0; i < 2; ++i) {
-        const I old = before.two[i];
-        before.two[i] = index[i];
-        index[i] = Vec::select_bits(0x0f, index[i], Along{index[i], old}.template moved<2, 4>());
-        first[i] = _mm512_movepi8_mask(index[i]);
-      }
+      const I index = i == 3 ? now : Vec::select_bits(uint8_t((4 << 2 * i) - 1), now, before);
+      return lookup<6, 7>(table[i], index, i == 3 ? now : before);
+    } else if constexpr (b == 3) {
+      const I index = i == 1 ? now : Vec::select_bits(0x07, now, before);
+      return _mm512_xor_si512(lookup<3 * i, 3 * i + 1>(table[i], index, before),
+                              bytes_of_bit<3 * i + 2>(before));
     } else {
-      const I second = along.template moved<2, 0>();
-      first[0] = _mm512_test_epi8_mask(second, _mm512_set1_epi8(b == 3 ? 4 : 1));
-      first[1] = _mm512_test_epi8_mask(second, _mm512_set1_epi8(b == 3 ? 32 : 16));
-    }
-    before.symbols = now;
-    for (int i = 0; i < 2; ++i) {
-      const I level = lookup<kTables>(table, index[i]);
-      Vec::istore(images + i * kImage, _mm512_mask_sub_epi8(level, first[i], _mm512_set1_epi8(-1), level));
+      const I index = i == 1 ? now : Vec::select_bits(0x0f, now, before);
+      return _mm512_xor_si512(lookup<6, 7>(table[i], index, i == 1 ? now : before),
+                              bytes_of_bit<4 * i>(before));
     }
   }
-
-  void keys(const std::byte* lines, int n_blocks, std::byte* images) const {
-    Before last = Symbols::template before<AlongKeys>(
-        Symbols::template pair<kPairs - 1>(lines + (n_blocks - 1) * kLines));
-    if (mutated(Mutation::kSeam)) last = Symbols::template before<AlongKeys>(Vec::izero());
-    for (int i = 0; i < n_blocks; ++i, lines += kLines, images += kBlockImages * kImage) {
-      static_for<kPairs>([&](auto p) [[gnu::always_inline]] {
-        expand<AlongKeys>(Symbols::template pair<p>(lines), last, images + p * 2 * kImage);
-      });
-    }
-  }
-
-  // Two blocks of 16 dimensions and 32 tokens.
-  void values(const std::byte* before_lines, const std::byte* lines, std::byte* images) const {
-    static_for<kPairs>([&](auto p) [[gnu::always_inline]] {
-      Before last = Symbols::template before<AlongLanes>(Symbols::template pair<p>(before_lines));
-      for (int half = 0; half < 2; ++half)
-        expand<AlongLanes>(Symbols::template pair<p>(lines + half * kLines), last,
-                           images + (half * kBlockImages + p * 2) * kImage);
+  [[gnu::always_inline]] void expand(I before, I now, std::byte* out, int one, int two) const {
+    static_for<kSteps>([&](auto i) [[gnu::always_inline]] {
+      Vec::istore(out + i % 2 * one + i / 2 * two, level<i>(before, now));
     });
   }
 };
 
-void half_scales(const std::byte* p, int n, float* scales) {
-  for (int i = 0; i < n; i += Vec::kN) Vec::store(scales + i, Vec::load(reinterpret_cast<const F16*>(p) + i));
-}
-
-template <int b>
-void trellis_keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
-                  float* scales, const formats::TcqTable*) {
-  const int n_blocks = head_dim / kBlockDims;
-  const size_t group_bytes = size_t(n_blocks) * TrellisVectors<b>::kLines;
-  half_scales(region + head_wide_scales(b, head_dim) + group * 64, 32, scales);
-  TrellisVectors<b>(bias).keys(region + size_t(group) * group_bytes, n_blocks, images);
-}
-
-template <int b>
-void trellis_value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
-  half_scales(region + head_wide_scales(b, head_dim), kPage, scales);
-}
-
-template <int b>
-void trellis_values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
-                    const formats::TcqTable*) {
-  constexpr int kLines = TrellisVectors<b>::kLines, kSliceLines = 4 * kLines;
-  const TrellisVectors<b> vectors(0);
-  const std::byte* before =
-      region + size_t((d + head_dim - kSlice) % head_dim / kSlice) * kSliceLines + kLines;
-  const std::byte* lines = region + size_t(d / kSlice) * kSliceLines;
-  for (int l = 0; l < 4 * b; ++l) __builtin_prefetch(lines + kSliceLines + l * kImage, 0, 3);
-  for (int half = 0; half < 2; ++half)
-    vectors.values(before + half * 2 * kLines, lines + half * 2 * kLines,
-                   images + half * 2 * kBlockImages * kImage);
+// The levels of half a table by the low bits of `index`.
+[[gnu::always_inline]] inline I lookup(const I* table, I index) {
+  return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index),
+                                _mm512_permutex2var_epi8(table[0], index, table[1]),
+                                _mm512_permutex2var_epi8(table[2], index, table[3]));
 }
 
 // tbq3_tcq (kv_page.h): two symbols before each block of 128, and a share of each block and token by which
 // its bytes are multiplied (_mm512_mulhrs_epi16 is tcq_byte of image_source.h).
 struct TcqVectors {
-  using Trellis = TrellisVectors<3>;
+  using Symbols = ThreeBitSymbols<Vec>;
   I level[8];
   I flip;  // the bias as an exclusive or
   bool shared;
@@ -156,11 +112,11 @@ struct TcqVectors {
   [[gnu::always_inline]] void levels(I now, I before, I (&out)[2]) const {
     const Along along{now, before};
     I index[2];
-    Trellis::three_symbols(along, index);
+    Symbols::states(along, index);
     const I second = along.template moved<2, 0>();
     for (int i = 0; i < 2; ++i) {
       const __mmask64 first = _mm512_test_epi8_mask(second, _mm512_set1_epi8(i ? 32 : 4));
-      out[i] = _mm512_mask_blend_epi8(first, lookup<4>(level, index[i]), lookup<4>(level + 4, index[i]));
+      out[i] = _mm512_mask_blend_epi8(first, lookup(level, index[i]), lookup(level + 4, index[i]));
     }
   }
 
@@ -174,10 +130,11 @@ struct TcqVectors {
     return _mm512_xor_si512(bytes, flip);
   }
 
-  void keys(const std::byte* lines, const std::byte* region, int group, int head_dim,
-            std::byte* images) const {
+  void keys(const std::byte* lines, const std::byte* region, int group, int head_dim, std::byte* images,
+            const Streams& next) const {
     I before = {}, share[2] = {};
     for (int i = 0; i < head_dim / kBlockDims; ++i, lines += 3 * kImage, images += kBlockImages * kImage) {
+      prefetch_half(next, i, 3);
       if (i % 8 == 0) {
         before = Vec::izero();
         const TcqBlock<Vec> shares(region, head_dim, i / 8, group * kGroupKeys, kGroupKeys);
@@ -190,8 +147,8 @@ struct TcqVectors {
           share[half] = _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
         }
       }
-      static_for<Trellis::kPairs>([&](auto p) [[gnu::always_inline]] {
-        const I now = Trellis::template pair<p>(lines);
+      static_for<Symbols::kPairs>([&](auto p) [[gnu::always_inline]] {
+        const I now = Symbols::template pair<p>(lines);
         I bytes[2];
         levels<AlongKeys>(now, before, bytes);
         before = now;
@@ -213,7 +170,7 @@ struct TcqVectors {
   // same 128 stands before, in `before_lines`.
   void values(const std::byte* before_lines, const std::byte* start, const std::byte* lines,
               const int16_t* shares, std::byte* images) const {
-    static_for<Trellis::kPairs>([&](auto p) [[gnu::always_inline]] {
+    static_for<Symbols::kPairs>([&](auto p) [[gnu::always_inline]] {
       I before, even[2], odd[2];
       if (start) {
         const int two[2] = {load_word(reinterpret_cast<const uint8_t*>(start) + 8 * p),
@@ -222,7 +179,7 @@ struct TcqVectors {
                   last = (two[0] >> 3 & 0x07070707) | (two[1] & 0x38383838);
         before = _mm512_mask_blend_epi32(0x8000, _mm512_set1_epi32(second), _mm512_set1_epi32(last));
       } else {
-        before = Trellis::template pair<p>(before_lines);
+        before = Symbols::template pair<p>(before_lines);
       }
       for (int i = 0; i < 2; ++i) {
         const int16_t* s = shares + 8 * p + 4 * i;
@@ -230,7 +187,7 @@ struct TcqVectors {
         odd[i] = _mm512_set1_epi32(int(uint16_t(s[1]) | uint32_t(uint16_t(s[3])) << 16));
       }
       for (int half = 0; half < 2; ++half) {
-        const I now = Trellis::template pair<p>(lines + half * 3 * kImage);
+        const I now = Symbols::template pair<p>(lines + half * 3 * kImage);
         I bytes[2];
         levels<AlongLanes>(now, before, bytes);
         before = now;
@@ -242,13 +199,13 @@ struct TcqVectors {
 };
 
 void tcq_keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
-              const formats::TcqTable* given) {
+              const formats::TcqTable* given, const Streams& next) {
   const formats::TcqTable& table = tcq_table(given);
   const TcqBlock<Vec> first(region, head_dim, 0, group * kGroupKeys, kGroupKeys);
   for (int t = 0; t < kGroupKeys; ++t) scales[t] = first.top[t] * table.step;
   const size_t group_bytes = size_t(head_dim / kBlockDims) * 3 * kImage;
   TcqVectors(table, head_dim, bias)
-      .keys(region + size_t(group) * group_bytes, region, group, head_dim, images);
+      .keys(region + size_t(group) * group_bytes, region, group, head_dim, images, next);
 }
 
 void tcq_values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
@@ -270,21 +227,15 @@ void tcq_value_scales(const std::byte* region, int head_dim, float* scales, cons
   for (int t = 0; t < kPage; ++t) scales[t] = first.top[t] * tcq_table(table).step;
 }
 
-template <DType type>
-struct TrellisVectorSource {
-  static constexpr DType kType = type;
-  static constexpr int kBits = trellis_bits(type);
-  static constexpr ImageSource kSource{
-      type, 1, kBits, nullptr, trellis_keys<kBits>, trellis_value_scales<kBits>, trellis_values<kBits>};
-  static const ImageSource& get() { return kSource; }
-};
-
-template <>
-struct TrellisVectorSource<DType::tbq3_tcq> {
+struct TcqVectorSource {
   static constexpr DType kType = DType::tbq3_tcq;
   static constexpr ImageSource kSource{kType, 1, 3, nullptr, tcq_keys, tcq_value_scales, tcq_values};
   static const ImageSource& get() { return kSource; }
 };
+
+template <DType type>
+using Trellis = std::conditional_t<type == DType::tbq3_tcq, TcqVectorSource,
+                                   StripedSources<Vec, PermutedLevels>::Of<type>>;
 
 void encode_image_page(DType type, KvSide side, int head_dim, const std::byte* exact, std::byte* region,
                        const formats::TcqTable* tcq) {
@@ -305,7 +256,7 @@ void encode_image_page(DType type, KvSide side, int head_dim, const std::byte* e
 }  // namespace
 
 extern const ImageKernels kImage_avx512;
-constexpr ImageKernels kImage_avx512 = {image_key_producer<Vec, TrellisVectorSource>,
-                                        image_value_producer<Vec, TrellisVectorSource>, encode_image_page};
+constexpr ImageKernels kImage_avx512 = {image_key_producer<Vec, Trellis>, image_value_producer<Vec, Trellis>,
+                                        encode_image_page};
 
 }  // namespace kvasir::cpu

@@ -19,11 +19,13 @@ struct ImageKeys {
   static void pack_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
                          std::byte* packed) {
     const ImageSource& source = Source::get();
-    if (!source.query) return Keys::pack_rows(q, tile, head_dim, scale, packed);
+    if (!source.query && !source.striped) return Keys::pack_rows(q, tile, head_dim, scale, packed);
     alignas(64) float wide[Vec::kTileRows * kMaxImageDims];
     const float* rows[Vec::kTileRows];
     for (int i = 0; i < tile.n; ++i) rows[i] = wide + i * kMaxImageDims;
-    source.query(q, tile.n, head_dim, wide);
+    for (int i = 0; i < tile.n && source.striped; ++i)
+      to_stripes(q[i], head_dim, trellis_stripes(KvSide::kKey), wide + i * kMaxImageDims);
+    if (source.query) source.query(q, tile.n, head_dim, wide);
     Keys::pack_rows(rows, tile, head_dim * source.widen, scale, packed);
   }
 
@@ -36,10 +38,12 @@ struct ImageKeys {
     if (task.next && task.next_group == 0)  // scales lie behind the codes of both groups
       for (size_t at = 0; at < size_t(task.head_dim) * 4; at += kImage)
         __builtin_prefetch(task.next + 2 * group_bytes + at, 0, 2);
-    source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, images, scales, task.tcq);
+    const Streams next = after_keys(task, group_bytes);
+    source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, images, scales, task.tcq, next);
     static constexpr int8_t kNone[16] = {};
-    Keys::template score_tiles<8>(task, images, scales, Vec::load_table(kNone), dims,
-                                  typename Keys::Ahead{after_keys(task, group_bytes), source.bits});
+    Keys::template score_tiles<8>(
+        task, images, scales, Vec::load_table(kNone), dims,
+        typename Keys::Ahead{next, source.bits, unsigned(group_bytes / kImage / 2)});
   }
 };
 
@@ -59,17 +63,22 @@ struct ImageValues {
     Values::prepare(task, 1.0f, scratch, tiles);
     static constexpr int8_t kNone[16] = {};
     const auto table = Vec::load_table(kNone);
-    for (int d = 0; d < task.head_dim; d += kSlice) {
-      typename Values::Slice slice{};
-      Values::prefetch_keys(task, d, 4 * source.bits * kImage);
+    const int at_once = source.values_at_once();
+    const size_t page_images = size_t(at_once / kSlice) * kSliceImages;
+    for (int first = 0; first < task.head_dim; first += at_once) {
       for (int i = 0; i < task.n_pieces; ++i) {
-        std::byte* images = scratch.images + size_t(i) * kSliceImages;
         const ValuePiece& piece = task.pieces[i];
-        source.values(piece.values, task.head_dim, d, scratch.scales + piece.column - piece.first, images,
-                      task.tcq);
-        slice.pages[i] = images;
+        source.values(piece.values, task.head_dim, first, scratch.scales + piece.column - piece.first,
+                      scratch.images + size_t(i) * page_images, task.tcq);
       }
-      Values::template mix_tiles<8>(task, tiles, d, scratch, slice, table, still(scratch.images));
+      for (int d = first; d < first + at_once; d += kSlice) {
+        typename Values::Slice slice{};
+        for (int i = 0; i < task.n_pieces; ++i)
+          slice.pages[i] =
+              scratch.images + size_t(i) * page_images + size_t((d - first) / kSlice) * kSliceImages;
+        Values::prefetch_keys(task, d, 4 * source.bits * kImage);
+        Values::template mix_tiles<8>(task, tiles, d, scratch, slice, table, still(scratch.images));
+      }
     }
   }
 };
@@ -81,7 +90,8 @@ constexpr KeyProducer image_keys() {
 }
 template <typename Vec, typename Source>
 constexpr ValueProducer image_values() {
-  return {Source::kType, ImageValues<Vec, Source>::mix};
+  return {Source::kType, ImageValues<Vec, Source>::mix,
+          trellis_bits(Source::kType) ? trellis_stripes(KvSide::kValue) : 1};
 }
 
 // Source of a type by the code of image_source.cpp.

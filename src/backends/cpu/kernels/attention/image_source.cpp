@@ -18,8 +18,9 @@ constexpr int kTokens = graph::kPageTokens, kImageBytes = 64, kBlockBytes = 8 * 
 template <int b>
 constexpr TrellisBytes make_bytes(int bias) {
   TrellisBytes out{};
-  for (int s = 0; s < formats::Trellis<b>::kStates; ++s)
-    out.level[s] = uint8_t(formats::trellis_table<b>().level[s] + bias);
+  for (int i = 0; i < SharedByte<b>::kSteps; ++i)
+    for (int s = 0; s < 256; ++s)
+      out.level[i][SharedByte<b>::index(i, s)] = uint8_t(formats::trellis_table<b>().level[s] + bias);
   return out;
 }
 template <int b>
@@ -53,39 +54,45 @@ struct TrellisSource {
   using Images = uint8_t[8][kImageBytes];
   static constexpr int kLines = b * kImageBytes;
 
+  // The states of 64 rows, each byte's of its images one.
+  struct States {
+    uint16_t state[kImageBytes] = {};
+    int bias;
+    explicit States(int of_levels) : bias(of_levels) {}
+
+    void step(const uint8_t* symbols, uint8_t* out) {
+      for (int i = 0; i < kImageBytes; ++i) {
+        state[i] = uint16_t((state[i] << b | symbols[i]) & (T::kStates - 1));
+        if (out) out[i] = uint8_t(level(state[i]) + bias);
+      }
+    }
+    static int level(uint32_t state) {
+      return formats::trellis_table<b>().level[state] +
+             (mutated(Mutation::kTrellisEntry) && state == 37 ? 3 : 0);
+    }
+  };
+
   static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
-                   float* scales, const formats::TcqTable*) {
+                   float* scales, const formats::TcqTable*, const Streams&) {
     const int n_blocks = head_dim / 16;
     const std::byte* lines = region + size_t(group) * size_t(n_blocks) * kLines;
-    const uint8_t* table = trellis_bytes(b, bias != 0).level;
-    uint16_t state[32] = {};
-    Images symbols;
-    spread_symbols<b>(lines + (n_blocks - 1) * kLines, symbols);
-    for (int z = 0; z < 8 && !mutated(Mutation::kSeam); ++z)
-      step(symbols[z], state + z % 2 * 16, table, nullptr);
-    for (int i = 0; i < n_blocks; ++i) {
-      spread_symbols<b>(lines + i * kLines, symbols);
-      for (int z = 0; z < 8; ++z)
-        step(symbols[z], state + z % 2 * 16, table,
-             reinterpret_cast<uint8_t*>(images) + i * kBlockBytes + z * kImageBytes);
+    for (int half = 0; half < 2; ++half) {
+      States states(bias);
+      Images symbols;
+      uint8_t before[kImageBytes];
+      spread_symbols<b>(lines + (n_blocks - 2 + half) * kLines, symbols);
+      for (int z = 4; z < 8 && !mutated(Mutation::kSeam); ++z) {  // of a stripe before, of the row's end
+        for (int i = 0; i < kImageBytes; ++i) before[i] = symbols[z][i % 4 ? i - 1 : i + 3];
+        states.step(before, nullptr);
+      }
+      for (int i = 0; i < n_blocks / 2; ++i) {
+        spread_symbols<b>(lines + (2 * i + half) * kLines, symbols);
+        for (int z = 0; z < 8; ++z)
+          states.step(symbols[z],
+                      reinterpret_cast<uint8_t*>(images) + ((i * 8 + z) * 2 + half) * kImageBytes);
+      }
     }
     half_scales(region + head_wide_scales(b, head_dim) + group * 64, 32, scales);
-  }
-
-  static uint8_t level(const uint8_t* table, uint32_t state) {
-    return mutated(Mutation::kTrellisEntry) && state == 37 ? uint8_t(table[state] + 3) : table[state];
-  }
-
-  // Four dimensions of 16 keys.
-  static void step(const uint8_t* symbols, uint16_t* states, const uint8_t* table, uint8_t* out) {
-    for (int key = 0; key < 16; ++key) {
-      uint32_t s = states[key];
-      for (int j = 0; j < 4; ++j) {
-        s = (s << b | symbols[key * 4 + j]) & (T::kStates - 1);
-        if (out) out[key * 4 + j] = level(table, s);
-      }
-      states[key] = uint16_t(s);
-    }
   }
 
   static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
@@ -94,29 +101,25 @@ struct TrellisSource {
 
   static void values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
                      const formats::TcqTable*) {
-    const uint8_t* table = trellis_bytes(b, false).level;
-    const int before = (d + head_dim - 32) % head_dim / 32 * 4 + 1;  // the block of the 16 dimensions before
-    for (int half = 0; half < 2; ++half) {
-      uint16_t state[32] = {};
+    const int run = head_dim / 16, first = d / 16;
+    for (int t = 0; t < kTokens; t += 4) {
+      States states(0);
       Images symbols;
-      spread_symbols<b>(region + size_t(before + half * 2) * kLines, symbols);
-      run(symbols, 12, state, table, nullptr);
-      for (int block = half * 2; block < half * 2 + 2; ++block) {
-        spread_symbols<b>(region + size_t(d / 32 * 4 + block) * kLines, symbols);
-        run(symbols, 0, state, table, reinterpret_cast<uint8_t*>(images) + block * kBlockBytes);
+      const auto read = [&](int step) -> const uint8_t(&)[kImageBytes] {
+        const SymbolPlace at = trellis_place(KvSide::kValue, head_dim, t, step * 16);
+        spread_symbols<b>(region + size_t(at.block) * kLines, symbols);
+        return symbols[at.image];
+      };
+      for (int i = 4; i > 0; --i) {
+        const bool own = first >= i;  // else of the stripe before
+        const auto& from = read(own ? first - i : run - i);
+        uint8_t before[kImageBytes];
+        for (int j = 0; j < kImageBytes; ++j) before[j] = from[own ? j : (j + kImageBytes - 4) % kImageBytes];
+        states.step(before, nullptr);
       }
-    }
-  }
-
-  // Dimensions `from` .. 15 of 32 values.
-  static void run(const Images& symbols, int from, uint16_t* states, const uint8_t* table, uint8_t* out) {
-    for (int t = 0; t < 32; ++t) {
-      uint32_t s = states[t];
-      for (int d = from; d < 16; ++d) {
-        s = (s << b | symbols[t / 4][d * 4 + t % 4]) & (T::kStates - 1);
-        if (out) out[t / 4 * kImageBytes + d * 4 + t % 4] = level(table, s);
-      }
-      states[t] = uint16_t(s);
+      for (int i = 0; i < 4; ++i)
+        states.step(read(first + i), reinterpret_cast<uint8_t*>(images) +
+                                         ((i / 2 * 4 + t / 32 * 2 + i % 2) * 8 + t % 32 / 4) * kImageBytes);
     }
   }
 };
@@ -133,7 +136,7 @@ struct TcqSource {
   static uint16_t start(int before) { return uint16_t((before & 7) << 3 | (before >> 3 & 7)); }
 
   static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
-                   float* scales, const formats::TcqTable* given) {
+                   float* scales, const formats::TcqTable* given, const Streams&) {
     const formats::TcqTable& table = tcq_table(given);
     const TcqShares shares(region, head_dim, group * 32, 32);
     for (int t = 0; t < 32; ++t) scales[t] = shares.top[t] * table.step;
@@ -193,7 +196,7 @@ struct TcqSource {
 template <int b>
 constexpr ImageSource trellis_source(DType type) {
   using S = TrellisSource<b>;
-  return {type, 1, b, nullptr, S::keys, S::value_scales, S::values};
+  return {type, 1, b, nullptr, S::keys, S::value_scales, S::values, true};
 }
 constexpr ImageSource kSources[] = {
     trellis_source<2>(DType::tbq2_ht),

@@ -36,14 +36,19 @@ struct ImageSource {
   // Sketches of n query rows, of row i into out[i * kMaxImageDims ..] [head_dim * widen]; null where the
   // query is taken as it is. n: at most the rows of a tile.
   void (*query)(const float* const* q, int n, int head_dim, float* out);
-  // Keys 32 * group .. of a region: images [head_dim * widen / 16][8][64] and scales[32].
+  // Keys 32 * group .. of a region: images [head_dim * widen / 16][8][64] and scales[32]. On the way the
+  // first half of a group's lines is asked for in `next`.
   void (*keys)(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
-               const formats::TcqTable* table);
+               const formats::TcqTable* table, const Streams& next);
   // Scales of the 64 values of a region.
   void (*value_scales)(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table);
-  // Dimensions d .. d + 31 of a page of values, given what value_scales made of it: images [4][8][64].
+  // Dimensions d .. d + 31 of a page of values, given what value_scales made of it: images [4][8][64]. Of a
+  // trellis type, whose images have dimension d at trellis_step(d) (kv_page.h): 64 of such places from d on,
+  // images [2][4][8][64].
   void (*values)(const std::byte* region, int head_dim, int d, const float* scales, std::byte* images,
                  const formats::TcqTable* table);
+  bool striped = false;  // a trellis type
+  int values_at_once() const { return striped ? 64 : 32; }
 };
 
 // The most dimensions of an image row.
@@ -56,9 +61,24 @@ const int16_t* sketch_words();
 // nullptr for types that are not expanded. Keys of qjl1_256 only: its value functions are null.
 const ImageSource* image_source(DType type);
 
-// Biased levels of a trellis type by state, from 0 on.
+// Symbols of consecutive steps share a byte: `kSteps` of them, step i at bits b * i. The state of step i is
+// then that byte with the later steps' symbols from the byte before; what is left of the state (3 bits: the
+// lower two bits of the symbol before those) lies above, and a last bit turns the level over (2 bits: none
+// does).
+template <int b>
+struct SharedByte {
+  static constexpr int kSteps = b == 2 ? 4 : 2;
+  static constexpr int index(int i, int state) {
+    constexpr int kMask = (1 << b) - 1;
+    if (b == 3) return (state & 0xc0) | (state & 7) << (3 * i) | (state >> 3 & 7) << (3 - 3 * i);
+    int out = 0;
+    for (int k = 0; k < kSteps; ++k) out |= (state >> (b * k) & kMask) << (b * ((i - k + kSteps) % kSteps));
+    return out;
+  }
+};
+// Biased levels of a trellis type, by SharedByte::index of a state below 256.
 struct TrellisBytes {
-  alignas(64) uint8_t level[512];
+  alignas(64) uint8_t level[4][256];
 };
 const TrellisBytes& trellis_bytes(int bits, bool biased);
 

@@ -17,6 +17,12 @@ inline constexpr int kSpanChunks =
 inline constexpr int kBlockRows = 64;  // query rows (tokens x heads of one KV head) a work item takes at most
 inline constexpr int kGroupKeys = 32;  // keys a score call takes
 
+// Where the next bytes to be read lie. Four streams, because one core's prefetches reach the memory's rate
+// only through the hardware's own, which follows each 4 KiB page apart.
+struct Streams {
+  const char* at[4];
+};
+
 // Consecutive query rows of a block that share a register tile, and the union [lo, hi) of the positions they
 // see.
 struct RowTile {
@@ -64,7 +70,7 @@ struct MixTask {
   const float* keep;                       // [kBlockRows]
   const float* blend;                      // [kBlockRows]
   const std::byte* next_keys;              // key region that is read after this chunk, or null
-  float* out;                              // [kBlockRows][head_dim]
+  float* out;                              // [kBlockRows][head_dim], in the order of the producer
   std::byte* scratch;                      // kProducerScratch bytes
   const formats::TcqTable* tcq = nullptr;  // as in ScoreTask
 };
@@ -83,7 +89,21 @@ struct KeyProducer {
 struct ValueProducer {
   DType type;
   void (*mix)(const MixTask& task);
+  int stripes =
+      1;  // its outputs lie as [head_dim / stripes][stripes], dimension d in stripe d / (head_dim / stripes)
 };
+
+// Between the order of a producer's outputs and that of the dimensions.
+inline void to_stripes(const float* x, int head_dim, int stripes, float* out) {
+  const int run = head_dim / stripes;
+  for (int step = 0; step < run; ++step)
+    for (int i = 0; i < stripes; ++i) out[step * stripes + i] = x[i * run + step];
+}
+inline void from_stripes(const float* x, int head_dim, int stripes, float* out) {
+  const int run = head_dim / stripes;
+  for (int i = 0; i < stripes; ++i)
+    for (int step = 0; step < run; ++step) out[i * run + step] = x[step * stripes + i];
+}
 
 // One work item: rows [row, row + n_rows) of KV head `kv_head` over chunks [chunk_begin, chunk_end). With
 // `partial` the unnormalised state (m[n_rows], l[n_rows], out[n_rows][head_dim]) goes there, else the result
@@ -115,6 +135,7 @@ struct MergeItem {
   const float* out;                                                             // out[u * stride ..]
   size_t stride;                                                                // floats between units
   float* result;                                                                // [head_dim]
+  int stripes;                                                                  // of `out`: ValueProducer
   void (*unrotate)(formats::Role side, const float* r, float* out, int64_t n);  // as in FlashItem
 };
 

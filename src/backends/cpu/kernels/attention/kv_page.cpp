@@ -85,12 +85,22 @@ uint32_t load_four(const std::byte* p) {
   return word;
 }
 
-// Calls piece(first dimension, first line of the block, image, byte of a line): of keys four dimensions in a
-// row, whose codes lie in four bytes in a row; of values one.
+// How the codes of a row lie: as of head-wide types, or as of trellis types.
+enum class Order { kPlain, kStriped };
+
+// Calls piece(first dimension, first line of the block, image, byte of a line): of keys in plain order four
+// dimensions in a row, whose codes lie in four bytes in a row; else one.
 template <typename Piece>
-void walk_codes(int bits, KvSide side, int dims, int token, const Piece& piece) {
+void walk_codes(int bits, KvSide side, Order order, int dims, int token, const Piece& piece) {
   const size_t n_blocks = size_t(dims) / 16, bytes = size_t(64 * bits);
-  if (side == KvSide::kKey) {
+  if (order == Order::kStriped) {
+    const int stripes = trellis_stripes(side), run = dims / stripes;
+    for (int d = 0, stripe = 0; stripe < stripes; ++stripe)
+      for (int step = 0; step < run; ++step, ++d) {
+        const SymbolPlace at = trellis_place(side, dims, token, step * stripes + stripe);
+        piece(d, size_t(at.block) * bytes, at.image, at.byte);
+      }
+  } else if (side == KvSide::kKey) {
     for (int d = 0; d < dims; d += 4)
       piece(d, (size_t(token / 32) * n_blocks + size_t(d / 16)) * bytes, d % 16 / 4 * 2 + token % 32 / 16,
             token % 16 * 4);
@@ -102,9 +112,9 @@ void walk_codes(int bits, KvSide side, int dims, int token, const Piece& piece) 
 }
 
 template <int bits>
-void get_codes(KvSide side, int dims, const std::byte* region, int token, uint8_t* codes) {
-  if (side == KvSide::kKey)
-    return walk_codes(bits, side, dims, token, [&](int d, size_t block, int image, int byte) {
+void get_codes(KvSide side, Order order, int dims, const std::byte* region, int token, uint8_t* codes) {
+  if (side == KvSide::kKey && order == Order::kPlain)
+    return walk_codes(bits, side, order, dims, token, [&](int d, size_t block, int image, int byte) {
       const CodeField field = code_field(bits, image);
       const std::byte* at = region + block + byte;
       uint32_t four = load_four(at + field.line * 64) >> field.at & in_every_byte((1 << field.bits) - 1);
@@ -112,7 +122,7 @@ void get_codes(KvSide side, int dims, const std::byte* region, int token, uint8_
         four |= (load_four(at + field.high_line * 64) >> field.high_at & in_every_byte(1)) << field.bits;
       std::memcpy(codes + d, &four, sizeof four);
     });
-  walk_codes(bits, side, dims, token, [&](int d, size_t block, int image, int byte) {
+  walk_codes(bits, side, order, dims, token, [&](int d, size_t block, int image, int byte) {
     const CodeField field = code_field(bits, image);
     const uint8_t* at = reinterpret_cast<const uint8_t*>(region + block + byte);
     int code = at[field.line * 64] >> field.at & ((1 << field.bits) - 1);
@@ -130,9 +140,9 @@ void put_field(std::byte* p, T mask, T value) {
 }
 
 template <int bits>
-void put_codes(KvSide side, int dims, const uint8_t* codes, int token, std::byte* region) {
-  if (side == KvSide::kKey)
-    return walk_codes(bits, side, dims, token, [&](int d, size_t block, int image, int byte) {
+void put_codes(KvSide side, Order order, int dims, const uint8_t* codes, int token, std::byte* region) {
+  if (side == KvSide::kKey && order == Order::kPlain)
+    return walk_codes(bits, side, order, dims, token, [&](int d, size_t block, int image, int byte) {
       const CodeField field = code_field(bits, image);
       std::byte* at = region + block + byte;
       uint32_t four;
@@ -142,7 +152,7 @@ void put_codes(KvSide side, int dims, const uint8_t* codes, int token, std::byte
         put_field(at + field.high_line * 64, in_every_byte(1) << field.high_at,
                   (four >> field.bits) << field.high_at);
     });
-  walk_codes(bits, side, dims, token, [&](int d, size_t block, int image, int byte) {
+  walk_codes(bits, side, order, dims, token, [&](int d, size_t block, int image, int byte) {
     const CodeField field = code_field(bits, image);
     std::byte* at = region + block + byte;
     put_field(at + field.line * 64, uint8_t(((1 << field.bits) - 1) << field.at),
@@ -186,22 +196,22 @@ void with_bits(int bits, const Call& call) {
   }
 }
 
-void pack_head_wide(int bits, KvSide side, int head_dim, const std::byte* wire, int token,
+void pack_head_wide(int bits, Order order, KvSide side, int head_dim, const std::byte* wire, int token,
                     std::byte* region) {
   with_bits(bits, [&](auto b) {
     uint8_t codes[kMostCodes];
     get_stream<b>(wire, head_dim, codes);
-    put_codes<b>(side, head_dim, codes, token, region);
+    put_codes<b>(side, order, head_dim, codes, token, region);
   });
   std::memcpy(region + head_wide_scales(bits, head_dim) + size_t(token) * 2,
               wire + size_t(head_dim / 8 * bits), 2);
 }
 
-void unpack_head_wide(int bits, KvSide side, int head_dim, const std::byte* region, int token,
+void unpack_head_wide(int bits, Order order, KvSide side, int head_dim, const std::byte* region, int token,
                       std::byte* wire) {
   with_bits(bits, [&](auto b) {
     uint8_t codes[kMostCodes];
-    get_codes<b>(side, head_dim, region, token, codes);
+    get_codes<b>(side, order, head_dim, region, token, codes);
     put_stream<b>(codes, head_dim, wire);
   });
   std::memcpy(wire + size_t(head_dim / 8 * bits),
@@ -227,12 +237,12 @@ void pack_tcq(KvSide side, int head_dim, const std::byte* wire, int token, std::
       codes[b * 128 + t] = uint8_t(window >> (at % 8) & 7);
     }
   }
-  put_codes<3>(side, head_dim, codes, token, region);
+  put_codes<3>(side, Order::kPlain, head_dim, codes, token, region);
 }
 
 void unpack_tcq(KvSide side, int head_dim, const std::byte* region, int token, std::byte* wire) {
   uint8_t codes[kMostCodes];
-  get_codes<3>(side, head_dim, region, token, codes);
+  get_codes<3>(side, Order::kPlain, head_dim, region, token, codes);
   for (int b = 0; b < head_dim / 128; ++b, wire += kTcqBytes) {
     const std::byte* own = region + tcq_block(head_dim, b);
     std::memcpy(wire, own + size_t(token) * 2, 2);
@@ -249,8 +259,8 @@ void unpack_tcq(KvSide side, int head_dim, const std::byte* region, int token, s
   }
 }
 
-// Codes and symbols lie alike.
 int plane_bits(DType type) { return head_wide_bits(type) | trellis_bits(type); }
+Order order_of(DType type) { return trellis_bits(type) ? Order::kStriped : Order::kPlain; }
 
 struct PlanarBlock {
   const PlanarForm form;
@@ -280,7 +290,7 @@ void pack_planar(DType type, KvSide side, int head_dim, const std::byte* wire, i
       get_stream<bits>(wire + size_t(b) * block.bytes + block.codes_at, form.dims, stream);
       for (int i = 0; i < form.dims; ++i) codes[b * form.dims + i] = stream[block.place(i)];
     }
-    put_codes<bits>(side, dims, codes, token, region);
+    put_codes<bits>(side, Order::kPlain, dims, codes, token, region);
   });
   for (int b = 0; b < n; ++b, wire += block.bytes) {
     std::memcpy(region + block.scale_plane(side, head_dim, b, token), wire + block.scale_at, 2);
@@ -296,7 +306,7 @@ void unpack_planar(DType type, KvSide side, int head_dim, const std::byte* regio
   const int n = form.n_blocks(head_dim), dims = n * form.dims;
   uint8_t codes[kMostCodes], stream[kMaxHeadDim];
   with_bits(form.bits, [&](auto bits) {
-    get_codes<bits>(side, dims, region, token, codes);
+    get_codes<bits>(side, Order::kPlain, dims, region, token, codes);
     for (int b = 0; b < n; ++b) {
       for (int i = 0; i < form.dims; ++i) stream[block.place(i)] = codes[b * form.dims + i];
       put_stream<bits>(stream, form.dims, wire + size_t(b) * block.bytes + block.codes_at);
@@ -331,7 +341,8 @@ bool kv_page_knows(DType type) {
 }
 
 void pack_row(DType type, KvSide side, int head_dim, const std::byte* wire, int token, std::byte* region) {
-  if (const int bits = plane_bits(type)) return pack_head_wide(bits, side, head_dim, wire, token, region);
+  if (const int bits = plane_bits(type))
+    return pack_head_wide(bits, order_of(type), side, head_dim, wire, token, region);
   if (type == DType::tbq3_tcq) return pack_tcq(side, head_dim, wire, token, region);
   if (planar_form(type).bits) return pack_planar(type, side, head_dim, wire, token, region);
   walk(type, side, head_dim, token,
@@ -339,7 +350,8 @@ void pack_row(DType type, KvSide side, int head_dim, const std::byte* wire, int 
 }
 
 void unpack_row(DType type, KvSide side, int head_dim, const std::byte* region, int token, std::byte* wire) {
-  if (const int bits = plane_bits(type)) return unpack_head_wide(bits, side, head_dim, region, token, wire);
+  if (const int bits = plane_bits(type))
+    return unpack_head_wide(bits, order_of(type), side, head_dim, region, token, wire);
   if (type == DType::tbq3_tcq) return unpack_tcq(side, head_dim, region, token, wire);
   if (planar_form(type).bits) return unpack_planar(type, side, head_dim, region, token, wire);
   walk(type, side, head_dim, token,

@@ -28,7 +28,13 @@
 //     2 bits      4l .. 4l + 3 (bits 0-1, 2-3, 4-5, 6-7)
 //   So one shift brings a code to the low bits of its byte and a table lookup ignores what is above; only a
 //   quarter of the 3-bit codes take two shifts and a select, which separate planes would need for all.
-//   trellis types (tbq2_ht tbq3_ht tbq4_ht): as head-wide types, a symbol where those have a code
+//   trellis types (tbq2_ht tbq3_ht tbq4_ht): as head-wide types in size, lines and scales, but a row is cut
+//   into stripes of equal runs, 4 of a key and 16 of a value, and dimension d has its symbol at step d % run
+//   of stripe d / run. Steps are images one behind the other, so that the symbols before those of a vector
+//   are another vector, and two (2 bits: four) steps share a byte:
+//     keys        byte i of image step % 8 of block [t / 32][step / 8][t % 32 / 16]: key i / 4, stripe i % 4
+//     values      byte i of image t / 4 % 2 * 4 + step % 4 of block [step / 4][t / 8]: stripe i / 4, token i
+//     % 4
 //   tbq3_tcq: symbols as those of tbq3_ht, then for each block of 128 dimensions 256 bytes:
 //     scales      f16 [64]                               (t)
 //     before      u8 [64]: bits 0-5: the two symbols before the first of a row; bits 6-7: its stream's last
@@ -124,6 +130,26 @@ constexpr CodeField code_field(int code_bits, int image) {
 }
 constexpr size_t head_wide_scales(int code_bits, int head_dim) {  // offset of the scales in a region
   return size_t(graph::kPageTokens) * size_t(head_dim) / 8 * size_t(code_bits);
+}
+
+// Stripes of a row of a trellis type, and the place of dimension d among its steps: run by run, stripe by
+// stripe.
+constexpr int trellis_stripes(KvSide side) { return side == KvSide::kKey ? 4 : 16; }
+constexpr int trellis_step(KvSide side, int head_dim, int d) {
+  const int stripes = trellis_stripes(side), run = head_dim / stripes;
+  return d % run * stripes + d / run;
+}
+// Where a trellis type has the symbol of token t at such a place.
+struct SymbolPlace {
+  int block, image, byte;
+};
+constexpr SymbolPlace trellis_place(KvSide side, int head_dim, int t, int place) {
+  if (side == KvSide::kKey) {
+    const int step = place / 4;
+    return {t / 32 * (head_dim / 16) + step / 8 * 2 + t % 32 / 16, step % 8, t % 16 * 4 + place % 4};
+  }
+  const int step = place / 16;
+  return {step / 4 * 8 + t / 8, t / 4 % 2 * 4 + step % 4, place % 16 * 4 + t % 4};
 }
 
 // Of tbq3_tcq: offset in a region of the 256 bytes of block b, and where in them its bytes `before` and

@@ -93,7 +93,7 @@ struct PlanarImages {
   }
 
   static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
-                   float* scales, const formats::TcqTable*) {
+                   float* scales, const formats::TcqTable*, const Streams& next) {
     const int n_blocks = kForm.n_blocks(head_dim), n_images = n_blocks * kForm.dims / kBlockDims;
     alignas(64) int32_t shares[kMaxBlocks][kGroupKeys];  // in both halves
     const std::byte* plane = region + kForm.key_scale(head_dim, 0, group * kGroupKeys);
@@ -111,9 +111,10 @@ struct PlanarImages {
     const I biased = Vec::iset1(int32_t(uint32_t(bias) * 0x01010101u));
     const size_t group_bytes = size_t(n_images) * kLines;
     const std::byte* lines = region + size_t(group) * group_bytes;
-    if constexpr (kForm.bits == 1) return signs(lines, n_images, shares, biased, images);
+    if constexpr (kForm.bits == 1) return signs(lines, n_images, shares, biased, images, next);
     for (int i = 0; i < n_images; ++i, lines += kLines, images += kBlockImages * kImage) {
       const int32_t* share = shares[i * kBlockDims / kForm.dims];
+      prefetch_half(next, i, kForm.bits);
       for (int lane = 0; lane < kImage / 4; lane += n) {
         const ImageReader<Vec, kForm.bits> reader(lines + lane * 4);
         static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
@@ -127,10 +128,11 @@ struct PlanarImages {
 
   // Images of keys of one bit: a block of a key has two different bytes.
   static void signs(const std::byte* lines, int n_images, const int32_t (*shares)[kGroupKeys], I biased,
-                    std::byte* images) {
+                    std::byte* images, const Streams& next) {
     alignas(64) int32_t off[kGroupKeys], on[kGroupKeys];
     const auto levels = table();
     for (int i = 0; i < n_images; ++i, lines += kLines, images += kBlockImages * kImage) {
+      prefetch_half(next, i, kForm.bits);
       for (int t = 0; t < kGroupKeys && i % (kForm.dims / kBlockDims) == 0; t += n) {
         const I share = Vec::iload(shares[i * kBlockDims / kForm.dims] + t);
         Vec::istore(off + t, Vec::bit_xor(biased, bytes(levels, Vec::izero(), share, share)));

@@ -26,12 +26,6 @@ void pack_float_query(const float* const* q, const RowTile& tile, int head_dim, 
       Vec::store(out + d, Vec::mul(Vec::load(q[i] + d), Vec::set1(scale)));
 }
 
-// Where the next bytes to be read lie. Four streams, because one core's prefetches reach the memory's rate
-// only through the hardware's own, which follows each 4 KiB page apart.
-struct Streams {
-  const char* at[4];
-};
-
 inline Streams split(const void* bytes, size_t size) {
   const char* p = static_cast<const char*>(bytes);
   return {{p, p + size / 4, p + size / 2, p + size / 4 * 3}};

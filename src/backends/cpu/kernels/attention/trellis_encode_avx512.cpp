@@ -263,7 +263,27 @@ struct Search {
   }
 };
 
-// Of token t of a half page, to where its images have them.
+// Of token t of a half page of a trellis type, to where its images have them, a block behind the other.
+void put_striped(bool key, const uint8_t* symbols, int d, int t, std::byte* images) {
+  const int stripes = key ? 4 : 16, run = d / stripes;
+  for (int step = 0; step < run; ++step) {
+    const int block = key ? step / 8 * 2 + t / 16 : step / 4 * 4 + t / 8;
+    const int image = key ? step % 8 : t / 4 % 2 * 4 + step % 4;
+    std::byte* at = images + (block * kBlockImages + image) * kImage + (key ? t % 16 * 4 : t % 4);
+    for (int i = 0; i < stripes; ++i) at[key ? i : i * 4] = std::byte(symbols[i * run + step]);
+  }
+}
+
+// Lines of them.
+template <int b>
+void gather_striped(bool key, int half, int n_blocks, const std::byte* images, std::byte* region) {
+  for (int i = 0; i < n_blocks; ++i)
+    HeadWideEncoder<Vec, b>::gather_block(
+        images + i * kBlockImages * kImage,
+        region + size_t(key ? half * n_blocks + i : (i / 4 * 2 + half) * 4 + i % 4) * b * kImage);
+}
+
+// Of token t of a half page of tbq3_tcq.
 void put_symbols(bool key, const uint8_t* symbols, int d, int t, std::byte* images) {
   for (int at = 0; at < d; at += 4) {
     std::byte* block = images + at / 16 * kBlockImages * kImage;
@@ -275,12 +295,11 @@ void put_symbols(bool key, const uint8_t* symbols, int d, int t, std::byte* imag
 }
 
 // Lines of half a page of images.
-template <int b>
 void gather_images(bool key, int half, int n_blocks, const std::byte* images, std::byte* region) {
   for (int i = 0; i < n_blocks; ++i)
-    HeadWideEncoder<Vec, b>::gather_block(
+    HeadWideEncoder<Vec, 3>::gather_block(
         images + i * kBlockImages * kImage,
-        region + size_t(key ? half * n_blocks + i : i / 2 * 4 + half * 2 + i % 2) * b * kImage);
+        region + size_t(key ? half * n_blocks + i : i / 2 * 4 + half * 2 + i % 2) * 3 * kImage);
 }
 
 }  // namespace
@@ -301,9 +320,9 @@ void encode_trellis_page(KvSide side, int head_dim, const std::byte* exact, std:
     for (int i = 0; i < 2; ++i) {
       const uint16_t scale = rows[i].finish(head_dim);
       __builtin_memcpy(region + head_wide_scales(b, head_dim) + (token + i) * 2, &scale, sizeof scale);
-      put_symbols(key, rows[i].symbols, head_dim, (token + i) % 32, images);
+      put_striped(key, rows[i].symbols, head_dim, (token + i) % 32, images);
     }
-    if (token % 32 == 30) gather_images<b>(key, token / 32, n_blocks, images, region);
+    if (token % 32 == 30) gather_striped<b>(key, token / 32, n_blocks, images, region);
   }
 }
 
@@ -342,7 +361,7 @@ void encode_tcq_page(KvSide side, int head_dim, const std::byte* exact, std::byt
       }
     }
     for (int i = 0; i < 2; ++i) put_symbols(key, rows[i].symbols, head_dim, (token + i) % 32, images);
-    if (token % 32 == 30) gather_images<3>(key, token / 32, n_blocks, images, region);
+    if (token % 32 == 30) gather_images(key, token / 32, n_blocks, images, region);
   }
 }
 

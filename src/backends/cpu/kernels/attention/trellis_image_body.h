@@ -1,6 +1,6 @@
-// Images of tbq2_ht tbq3_ht tbq4_ht by vectors: states from symbols by shifts, levels by byte lookups of half
-// a table. The places are those of kv_page.h; image_avx512.cpp has the same with wider tables and masks.
-// Included by the image files of other ISAs, into an unnamed namespace.
+// Images of tbq3_tcq by vectors: states from symbols by shifts, levels by byte lookups. The places are those
+// of kv_page.h; image_avx512.cpp has the same with wider tables and masks. Included by the image files of
+// other ISAs, into an unnamed namespace.
 #pragma once
 #include "backends/cpu/kernels/attention/headwide_tables.h"
 #include "backends/cpu/kernels/attention/image_body.h"
@@ -34,87 +34,13 @@ struct AlongLanes {  // the lanes, then those of the next vector
   }
 };
 
-template <typename Vec, int b>
-struct TrellisImages : TrellisSymbols<Vec, b> {
-  using Symbols = TrellisSymbols<Vec, b>;
-  using typename Symbols::Before;
-  using I = typename Vec::I;
-  using Symbols::kLines, Symbols::kPairs, Symbols::two_symbols, Symbols::three_symbols;
-  static constexpr int n = Vec::kN;
-  static constexpr int kHalf = b == 2 ? 128 : 256;  // levels whose state starts with a 0
-  typename Vec::template ByteTable<kHalf> table;
-
-  explicit TrellisImages(int bias) {
-    uint8_t bytes[kHalf];
-    __builtin_memcpy(bytes, trellis_bytes(b, bias != 0).level, kHalf);
-    if (mutated(Mutation::kTrellisEntry)) bytes[37] = uint8_t(bytes[37] + 3);
-    table.load(bytes);
-  }
-
-  // Levels of the states that a pair's symbols lead to. The table is odd: a state with its first bit set has
-  // the complement of the level of the state without it.
-  template <typename Along>
-  [[gnu::always_inline]] void expand(I now, Before& before, std::byte* images) const {
-    const I none = Vec::izero(), all = Vec::iset1(-1);
-    const Along along{now, before.symbols};
-    I index[2], first[2];
-    if constexpr (b == 3)
-      three_symbols(along, index);
-    else
-      two_symbols(along, index);
-    if constexpr (b == 2) {
-      for (int i = 0; i < 2; ++i) {
-        const I old = before.two[i];
-        before.two[i] = index[i];
-        index[i] = Vec::select_bits(0x0f, index[i], Along{index[i], old}.template moved<2, 4>());
-        first[i] = Vec::template by_bit<7>(index[i], none, all);
-        index[i] = Vec::bit_and(index[i], Vec::iset1(0x7f7f7f7f));
-      }
-    } else {
-      const I second = along.template moved<2, 0>();
-      first[0] = Vec::template by_bit<(b == 3 ? 2 : 0)>(second, none, all);
-      first[1] = Vec::template by_bit<(b == 3 ? 5 : 4)>(second, none, all);
-    }
-    before.symbols = now;
-    for (int i = 0; i < 2; ++i)
-      Vec::istore(images + i * kImage, Vec::bit_xor(first[i], table.lookup(index[i])));
-  }
-
-  void keys(const std::byte* lines, int n_blocks, std::byte* images) const {
-    using Along = AlongKeys<Vec>;
-    for (int lane = 0; lane < 16; lane += n) {
-      const std::byte* p = lines + lane * 4;
-      std::byte* out = images + lane * 4;
-      Before last =
-          Symbols::template before<Along>(Symbols::template pair<kPairs - 1>(p + (n_blocks - 1) * kLines));
-      if (mutated(Mutation::kSeam)) last = Symbols::template before<Along>(Vec::izero());
-      for (int i = 0; i < n_blocks; ++i, p += kLines, out += kBlockImages * kImage)
-        static_for<kPairs>([&](auto j) [[gnu::always_inline]] {
-          expand<Along>(Symbols::template pair<j>(p), last, out + j * 2 * kImage);
-        });
-    }
-  }
-
-  // Two blocks of 16 dimensions and 32 tokens.
-  void values(const std::byte* before_lines, const std::byte* lines, std::byte* images) const {
-    using Along = AlongLanes<Vec>;
-    static_for<kPairs>([&](auto j) [[gnu::always_inline]] {
-      Before last = Symbols::template before<Along>(Symbols::template pair<j>(before_lines + (16 - n) * 4));
-      for (int half = 0; half < 2; ++half)
-        for (int lane = 0; lane < 16; lane += n)
-          expand<Along>(Symbols::template pair<j>(lines + half * kLines + lane * 4), last,
-                        images + (half * kBlockImages + j * 2) * kImage + lane * 4);
-    });
-  }
-};
-
 // tbq3_tcq (kv_page.h): the symbols of a row of tbq3_ht, but two before each block of 128 come from their own
 // bytes, a table need not be odd, and each block and token has a share by which its bytes are multiplied
 // (tcq_byte).
 template <typename Vec>
 struct TcqImages {
   using I = typename Vec::I;
-  using Trellis = TrellisImages<Vec, 3>;
+  using Symbols = ThreeBitSymbols<Vec>;
   static constexpr int n = Vec::kN, kLines = 3 * kImage;
   typename Vec::template ByteTable<256> table[2];  // states whose first bit is 0, 1
   I flip;                                          // the bias as an exclusive or
@@ -126,12 +52,12 @@ struct TcqImages {
       table[i].load(reinterpret_cast<const uint8_t*>(given.rounded.data()) + 256 * i);
   }
 
-  // As TrellisImages::expand; before their bias and share.
+  // Of a pair; before their bias and share.
   template <typename Along>
   [[gnu::always_inline]] void levels(I now, I before, I (&out)[2]) const {
     const Along along{now, before};
     I index[2];
-    Trellis::three_symbols(along, index);
+    Symbols::states(along, index);
     const I second = along.template moved<2, 0>();
     out[0] = Vec::template by_bit<2>(second, table[0].lookup(index[0]), table[1].lookup(index[0]));
     out[1] = Vec::template by_bit<5>(second, table[0].lookup(index[1]), table[1].lookup(index[1]));
@@ -154,7 +80,7 @@ struct TcqImages {
     return std::to_integer<int>(region[tcq_block(head_dim, block) + kTcqBefore + size_t(token)]);
   }
 
-  void keys(const std::byte* region, int group, int head_dim, std::byte* images) const {
+  void keys(const std::byte* region, int group, int head_dim, std::byte* images, const Streams& next) const {
     const int n_blocks = head_dim / kBlockDims;
     const std::byte* lines = region + size_t(group) * size_t(n_blocks) * kLines;
     // Of both images of a pair: the two symbols before, in the upper bytes of their dwords; shares twice a
@@ -173,15 +99,17 @@ struct TcqImages {
         std::byte* out = images + block * 8 * kBlockImages * kImage + lane * 4;
         const I even[2] = {Vec::iload(share + lane), Vec::iload(share + 16 + lane)};
         I last = Vec::iload(start + lane);
-        for (int i = 0; i < 8; ++i, p += kLines, out += kBlockImages * kImage)
+        for (int i = 0; i < 8; ++i, p += kLines, out += kBlockImages * kImage) {
+          if (lane == 0) prefetch_half(next, block * 8 + i, 3);
           static_for<kBlockImages / 2>([&](auto j) [[gnu::always_inline]] {
-            const I now = Trellis::template pair<j>(p);
+            const I now = Symbols::template pair<j>(p);
             I bytes[2];
             levels<AlongKeys<Vec>>(now, last, bytes);
             last = now;
             for (int half = 0; half < 2; ++half)
               Vec::istore(out + (j * 2 + half) * kImage, finish(bytes[half], even[half], even[half]));
           });
+        }
       }
     }
   }
@@ -200,7 +128,7 @@ struct TcqImages {
       I last = Vec::iload(before[j]);
       for (int half = 0; half < 2; ++half)
         for (int lane = 0; lane < 16; lane += n) {
-          const I now = Trellis::template pair<j>(lines + half * kLines + lane * 4);
+          const I now = Symbols::template pair<j>(lines + half * kLines + lane * 4);
           I bytes[2];
           levels<AlongLanes<Vec>>(now, last, bytes);
           last = now;
@@ -215,11 +143,11 @@ struct TcqImages {
 template <typename Vec>
 struct TcqSources {
   static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
-                   float* scales, const formats::TcqTable* given) {
+                   float* scales, const formats::TcqTable* given, const Streams& next) {
     const formats::TcqTable& table = tcq_table(given);
     const TcqBlock<Vec> first(region, head_dim, 0, group * kGroupKeys, kGroupKeys);
     for (int t = 0; t < kGroupKeys; ++t) scales[t] = first.top[t] * table.step;
-    TcqImages<Vec>(table, head_dim, bias).keys(region, group, head_dim, images);
+    TcqImages<Vec>(table, head_dim, bias).keys(region, group, head_dim, images, next);
   }
 
   static void value_scales(const std::byte* region, int head_dim, float* scales,
@@ -251,7 +179,7 @@ struct TcqSources {
       if (d % 128 != 0) {
         const std::byte* p = lines - kSliceLines + kLines + half * 2 * kLines + (16 - Vec::kN) * 4;
         static_for<kPairs>([&](auto j) [[gnu::always_inline]] {
-          Vec::istore(start[j] + 16 - Vec::kN, TrellisImages<Vec, 3>::template pair<j>(p));
+          Vec::istore(start[j] + 16 - Vec::kN, Images::Symbols::template pair<j>(p));
         });
       }
       const std::byte* before[kPairs];
@@ -267,44 +195,5 @@ struct TcqSources {
   static const ImageSource& get() { return kSource; }
 };
 
-template <typename Vec>
-struct TrellisSources {
-  static void half_scales(const std::byte* p, int count, float* scales) {
-    for (int i = 0; i < count; i += Vec::kN)
-      Vec::store(scales + i, Vec::load(reinterpret_cast<const F16*>(p) + i));
-  }
-  template <int b>
-  static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
-                   float* scales, const formats::TcqTable*) {
-    const int n_blocks = head_dim / kBlockDims;
-    half_scales(region + head_wide_scales(b, head_dim) + group * 64, kGroupKeys, scales);
-    TrellisImages<Vec, b>(bias).keys(region + size_t(group * n_blocks) * TrellisImages<Vec, b>::kLines,
-                                     n_blocks, images);
-  }
-  template <int b>
-  static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
-    half_scales(region + head_wide_scales(b, head_dim), kPage, scales);
-  }
-  template <int b>
-  static void values(const std::byte* region, int head_dim, int d, const float*, std::byte* images,
-                     const formats::TcqTable*) {
-    constexpr int kLines = TrellisImages<Vec, b>::kLines, kSliceLines = 4 * kLines;
-    const TrellisImages<Vec, b> vectors(0);
-    const std::byte* before =
-        region + size_t((d + head_dim - kSlice) % head_dim / kSlice) * kSliceLines + kLines;
-    const std::byte* lines = region + size_t(d / kSlice) * kSliceLines;
-    for (int half = 0; half < 2; ++half)
-      vectors.values(before + half * 2 * kLines, lines + half * 2 * kLines,
-                     images + half * 2 * kBlockImages * kImage);
-  }
-
-  template <DType type>
-  struct Of {
-    static constexpr DType kType = type;
-    static constexpr int b = trellis_bits(type);
-    static constexpr ImageSource kSource{type, 1, b, nullptr, keys<b>, value_scales<b>, values<b>};
-    static const ImageSource& get() { return kSource; }
-  };
-};
 }  // namespace
 }  // namespace kvasir::cpu

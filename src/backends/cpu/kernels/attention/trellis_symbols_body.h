@@ -1,6 +1,5 @@
-// Symbols of a trellis type by pairs of images, and the states' low bits from them; what holds for every
-// vector type. Along::moved<k, up>() is what trellis_image_body.h says. Included into an unnamed namespace by
-// the image files of the ISAs.
+// Symbols of three bits by pairs of images, the states of tbq3_tcq from them, and its shares; what holds for
+// every vector type. Included into an unnamed namespace by the image files of the ISAs.
 #pragma once
 #include "backends/cpu/kernels/attention/headwide_body.h"
 #include "backends/cpu/kernels/attention/kv_page.h"
@@ -8,22 +7,15 @@
 namespace kvasir::cpu {
 namespace {
 
-template <typename Vec, int b>
-struct TrellisSymbols {
+template <typename Vec>
+struct ThreeBitSymbols {
   using I = typename Vec::I;
-  static constexpr int kLines = b * kImage, kPairs = kBlockImages / 2;
-  static constexpr uint8_t kMask = (1 << b) - 1;
+  static constexpr int kPairs = kBlockImages / 2;
 
-  // Symbols of images 2 p and 2 p + 1 of a block: bits 0 .. b - 1 and b .. 2 b - 1, above them anything.
+  // Symbols of images 2 p and 2 p + 1 of a block: bits 0 .. 2 and 3 .. 5, above them anything.
   template <int p>
   [[gnu::always_inline]] static I pair(const std::byte* lines) {
-    if constexpr (b == 2) {
-      const I line = Vec::iload(lines + p / 2 * kImage);
-      if constexpr (p % 2 == 0)
-        return line;
-      else
-        return Vec::template shift_right<4>(line);
-    } else if constexpr (b != 3 || p < 3) {
+    if constexpr (p < 3) {
       return Vec::iload(lines + p * kImage);
     } else {
       const I third = Vec::iload(lines + 2 * kImage);  // its top bits are theirs
@@ -34,27 +26,14 @@ struct TrellisSymbols {
     }
   }
 
-  // What the symbols before those of a pair leave: the pair, and (2 bits) its last two symbols in a byte.
-  struct Before {
-    I symbols, two[2];
-  };
+  // The last two symbols of each value's state and the lower two bits of the one before, of both images of a
+  // pair. Along::moved<k, up>(): the symbols k values on, up by `up` bits of their byte.
   template <typename Along>
-  [[gnu::always_inline]] static void two_symbols(const Along& along, I (&two)[2]) {
-    two[0] = Vec::select_bits(kMask, along.now, along.template moved<1, b>());
-    two[1] = Vec::select_bits(kMask, Vec::template shift_right<b>(along.now), along.template moved<1, 0>());
-  }
-  // 3 bits: those and the lower two bits of the symbol before.
-  template <typename Along>
-  [[gnu::always_inline]] static void three_symbols(const Along& along, I (&three)[2]) {
-    two_symbols(along, three);
-    three[0] = Vec::select_bits(0x3f, three[0], along.template moved<2, 6>());
-    three[1] = Vec::select_bits(0x3f, three[1], along.template moved<2, 3>());
-  }
-  template <typename Along>
-  [[gnu::always_inline]] static Before before(I symbols) {  // what came before them matters no more
-    Before out{symbols, {}};
-    if constexpr (b == 2) two_symbols(Along{symbols, symbols}, out.two);
-    return out;
+  [[gnu::always_inline]] static void states(const Along& along, I (&out)[2]) {
+    out[0] = Vec::select_bits(7, along.now, along.template moved<1, 3>());
+    out[1] = Vec::select_bits(7, Vec::template shift_right<3>(along.now), along.template moved<1, 0>());
+    out[0] = Vec::select_bits(0x3f, out[0], along.template moved<2, 6>());
+    out[1] = Vec::select_bits(0x3f, out[1], along.template moved<2, 3>());
   }
 };
 

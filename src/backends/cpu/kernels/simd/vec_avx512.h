@@ -149,6 +149,11 @@ struct Vec {
     even = _mm512_maskz_permutexvar_epi16(~0u, codes, table);
     odd = _mm512_maskz_permutexvar_epi16(~0u, _mm512_maskz_srli_epi16(~0u, codes, 8), table);
   }
+  // Lanes of `now` moved k on, the last of `before` first.
+  template <int k>
+  static I lanes_before(I now, I before) {
+    return _mm512_maskz_alignr_epi32(kAll, now, before, 16 - k);
+  }
   // Bytes of `on` where bit `bit` of the byte of `bits` is set, else of `off`.
   template <int bit>
   static I by_bit(I bits, I off, I on) {
