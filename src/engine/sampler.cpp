@@ -56,13 +56,41 @@ Token Sampler::sample(std::span<const float> logits) {
 
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i) candidates_.push_back({logits[i], Token(i)});
-  const auto better = [](const auto& a, const auto& b) {
-    return a.first > b.first || (a.first == b.first && a.second < b.second);
-  };
-  const size_t k = options_.top_k > 0 ? std::min(size_t(options_.top_k), candidates_.size()) : candidates_.size();
-  std::partial_sort(candidates_.begin(), candidates_.begin() + long(k), candidates_.end(), better);
-  candidates_.resize(k);
+  if (options_.top_k == 0 || size_t(options_.top_k) >= candidates_.size()) return draw_of_all();
+  sort_best(size_t(options_.top_k));
+  candidates_.resize(size_t(options_.top_k));
   return draw();
+}
+
+void Sampler::sort_best(size_t k) {
+  std::partial_sort(candidates_.begin(), candidates_.begin() + long(k), candidates_.end(),
+                    [](const auto& a, const auto& b) {
+                      return a.first > b.first || (a.first == b.first && a.second < b.second);
+                    });
+}
+
+// A whole vocabulary is sorted only as far as the nucleus goes, and not at all where every token may be drawn.
+Token Sampler::draw_of_all() {
+  const size_t n = candidates_.size();
+  const graph::Choice how = choice();
+  const float best = std::max_element(candidates_.begin(), candidates_.end())->first;
+  const auto weight = [&](double temperature) {
+    return [this, best, temperature](int i) {
+      return graph::choice_weight(candidates_[size_t(i)].first, best, temperature);
+    };
+  };
+  size_t kept = n;
+  if (options_.top_p < 1 || options_.min_p > 0) {
+    double total = 0;
+    for (size_t i = 0; i < n; ++i) total += weight(1)(int(i));
+    for (size_t sorted = std::min<size_t>(n, 256);; sorted = std::min(n, 16 * sorted)) {
+      sort_best(sorted);
+      kept = size_t(graph::nucleus_size(how, int(sorted), total, weight(1)));
+      if (kept < sorted || sorted == n) break;
+    }
+  }
+  advance();
+  return candidates_[size_t(graph::draw_one(how, int(kept), weight(how.temperature)))].second;
 }
 
 int Sampler::candidates() const {

@@ -40,6 +40,8 @@ class Sampler {
 
  private:
   text::Token draw();  // from candidates_, best first
+  text::Token draw_of_all();  // from candidates_, in any order
+  void sort_best(size_t k);   // the best k of candidates_ come first, in order
 
   SamplerOptions options_;
   uint64_t n_drawn_ = 0;

@@ -47,24 +47,37 @@ KVASIR_EVERYWHERE inline double choice_weight(float logit, float best, double te
   return choice_exp((double(logit) - best) / temperature);
 }
 
-// Which of n candidates, best first, is taken. own(i): choice_weight at temperature 1; tempered(i): at the choice's own.
-// Nucleus and min-p look at the model's own distribution; temperature flattens or sharpens what is left.
-template <class Own, class Tempered>
-KVASIR_EVERYWHERE int choose_candidate(const Choice& choice, int n, const Own& own, const Tempered& tempered) {
-  double total = 0, kept = 0, rest = 0;
-  for (int i = 0; i < n; ++i) total += own(i);
-  int last = 0;
-  for (; last < n; ++last) {
-    if (last > 0 && (kept >= double(choice.top_p) * total || own(last) < double(choice.min_p) * own(0))) break;
-    kept += own(last);
-    rest += tempered(last);
+// How many of n candidates, best first, are kept; own(i): choice_weight at temperature 1, `total` of all. Nucleus and
+// min-p look at the model's own distribution; temperature flattens or sharpens what is left.
+template <class Own>
+KVASIR_EVERYWHERE int nucleus_size(const Choice& choice, int n, double total, const Own& own) {
+  double kept = 0;
+  for (int i = 0; i < n; ++i) {
+    if (i > 0 && (kept >= double(choice.top_p) * total || own(i) < double(choice.min_p) * own(0))) return i;
+    kept += own(i);
   }
+  return n;
+}
+
+// Which of n candidates the random number takes; tempered(i): choice_weight at the choice's own temperature.
+template <class Tempered>
+KVASIR_EVERYWHERE int draw_one(const Choice& choice, int n, const Tempered& tempered) {
+  double rest = 0;
+  for (int i = 0; i < n; ++i) rest += tempered(i);
   rest *= double(choice.random >> 11) * 0x1p-53;
-  for (int i = 0; i < last; ++i) {
+  for (int i = 0; i < n; ++i) {
     rest -= tempered(i);
     if (rest < 0) return i;
   }
-  return last - 1;
+  return n - 1;
+}
+
+// Which of n candidates, best first, is taken.
+template <class Own, class Tempered>
+KVASIR_EVERYWHERE int choose_candidate(const Choice& choice, int n, const Own& own, const Tempered& tempered) {
+  double total = 0;
+  for (int i = 0; i < n; ++i) total += own(i);
+  return draw_one(choice, nucleus_size(choice, n, total, own), tempered);
 }
 
 }  // namespace kvasir::graph

@@ -123,6 +123,46 @@ TEST(Sampler, CandidatesChooseWhatAllLogitsChoose) {
   EXPECT_EQ(Sampler(o).candidates(), 0);
 }
 
+// The nucleus of a whole vocabulary, found without sorting it all, is that of the sorted one.
+TEST(Sampler, AllOfAVocabularyHasTheSameNucleus) {
+  uint64_t state = 8;
+  std::vector<float> logits(5000);
+  for (float& x : logits) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    x = float(int64_t(state >> 40) % 400) / 100;  // flat: thousands are kept
+  }
+  std::vector<std::pair<float, Token>> order;
+  for (size_t i = 0; i < logits.size(); ++i) order.push_back({-logits[i], Token(i)});
+  std::sort(order.begin(), order.end());
+  const auto weight = [&](double temperature) {
+    return [&, temperature](int i) {
+      return graph::choice_weight(-order[size_t(i)].first, -order[0].first, temperature);
+    };
+  };
+  double total = 0;
+  for (float x : logits) total += graph::choice_weight(x, -order[0].first, 1);
+  for (float top_p : {0.01f, 0.3f, 0.97f})
+    for (float min_p : {0.0f, 0.5f}) {
+      SamplerOptions o = plain(1.3f);
+      o.top_p = top_p;
+      o.min_p = min_p;
+      Sampler sampler(o);
+      for (int i = 0; i < 50; ++i) {
+        const graph::Choice choice = sampler.choice();
+        const int kept = graph::nucleus_size(choice, int(order.size()), total, weight(1));
+        const int taken = graph::draw_one(choice, kept, weight(double(o.temperature)));
+        ASSERT_EQ(sampler.sample(logits), order[size_t(taken)].second) << top_p << " " << min_p << " " << kept;
+      }
+    }
+}
+
+TEST(Sampler, EveryTokenMayComeWhereNothingIsCut) {
+  const std::vector<float> logits{std::log(0.2f), std::log(0.5f), std::log(0.3f)};
+  auto counts = draw(plain(1), logits);
+  EXPECT_NEAR(counts[1] / 20000.0, 0.5, 0.015);
+  EXPECT_NEAR(counts[2] / 20000.0, 0.3, 0.015);
+}
+
 // What a device is told about the draws to come is what sample() does when they come.
 TEST(Sampler, ChoicesAreTheDrawsToCome) {
   std::vector<backends::Candidate> best;
