@@ -351,7 +351,7 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_matvec(device, t, 5376, 21504, 1);
     measure_matvec(device, t, 5376, 21504, 8);
   }
-  for (DType t : {q8_0, q4_k, q6_k}) {
+  for (DType t : {q8_0, q4_k, q5_k, q6_k}) {
     measure_stream(device, t, 1536, 6144, true);
     measure_stream(device, t, 1536, 12288, true);
     measure_stream(device, t, 12288, 1536, false);
@@ -360,6 +360,7 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_stream(device, t, 5376, 21504, true);
     measure_stream(device, t, 21504, 5376, false);
     measure_stream(device, t, 5376, 262144, false);
+    measure_stream(device, t, 1536, 262144, false);
   }
   // E2B: queries, output, gate or up, down, per-layer gate; 31B: queries, keys, output, gate or up, down.
   for (DType t : {f16, q8_0, q4_k}) {

@@ -70,9 +70,10 @@ TEST_P(CudaMatmul, OneRowOfEverySize) {
     int n_in, n_out;
     bool gated;
   };
-  for (const Size& size : {Size{1536, 256, false}, Size{256, 1536, false}, Size{1536, 6144, true},
-                           Size{6144, 300, false}, Size{12288, 264, false}, Size{5376, 1000, false},
-                           Size{21504, 140, false}, Size{2048, 40000, false}, Size{768, 7, false}}) {
+  for (const Size& size :
+       {Size{1536, 256, false}, Size{256, 1536, false}, Size{1536, 6144, true}, Size{6144, 300, false},
+        Size{12288, 264, false}, Size{5376, 1000, false}, Size{21504, 140, false}, Size{2048, 40000, false},
+        Size{768, 7, false}, Size{512, 17000, true}}) {
     SmallGraph small;
     const graph::ValueId x = small.input("x", DType::f32, size.n_in, 2, 1);
     graph::Op op;
@@ -110,6 +111,89 @@ TEST_P(CudaMatmul, OneRowOfEverySize) {
       }
       ASSERT_EQ(0, std::memcmp(first.data(), got.data(), got.size_bytes()))
           << size.n_out << " rows of " << size.n_in << ", repeat " << repeat;
+    }
+  }
+}
+
+// Two norms and a residual before a product, which makes them itself when there is one row; another product
+// reads what the first norm leaves.
+struct NormedGraph {
+  SmallGraph small;
+  std::vector<double> expected;
+  NormedGraph(DType type, int n) {
+    constexpr int kMiddle = 512, kVocab = 264, kToken = 1;
+    constexpr float kScale = 0.8f, kEps = 1e-6f;
+    const graph::ValueId x = small.input("x", DType::f32, n, 2, 1), r = small.input("r", DType::f32, n, 2, 2);
+    const auto push = [&](OpKind kind, std::array<graph::ValueId, 3> in, graph::WeightId w,
+                          graph::ValueId out) {
+      graph::Op op;
+      op.kind = kind;
+      op.in = in;
+      op.w[0] = w;
+      op.eps = kEps;
+      op.out = out;
+      small.graph.ops.push_back(op);
+    };
+    const graph::ValueId first = small.value("first", n), second = small.value("second", n),
+                         middle = small.value("middle", kMiddle), last = small.value("last", n);
+    push(OpKind::norm, {x, r, graph::kNone}, small.add(make_table("w1", DType::f32, n, 1, 3)), first);
+    small.graph.ops.back().scale = kScale;
+    push(OpKind::norm, {first, graph::kNone, graph::kNone}, small.add(make_table("w2", DType::f32, n, 1, 4)),
+         second);
+    push(OpKind::matmul, {second, graph::kNone, graph::kNone},
+         small.add(make_table("a", type, n, kMiddle, 5, 0.05f)), middle);
+    push(OpKind::matmul, {middle, first, graph::kNone},
+         small.add(make_table("b", type, kMiddle, n, 6, 0.02f)), last);
+    push(OpKind::logits, {last, graph::kNone, graph::kNone},
+         small.add(make_table("c", type, n, kVocab, 7, 0.05f)), graph::kNone);
+    small.graph.n_vocab = kVocab;
+    const auto at = [&](size_t table, int i) { return double(small.tables[table]->values[size_t(i)]); };
+    const auto product = [&](size_t table, const std::vector<double>& v, int n_out) {
+      std::vector<double> y(static_cast<size_t>(n_out));
+      for (int o = 0; o < n_out; ++o)
+        for (size_t i = 0; i < v.size(); ++i) y[size_t(o)] += v[i] * at(table, o * int(v.size()) + int(i));
+      return y;
+    };
+    const auto normed = [&](const std::vector<double>& v, size_t table) {
+      double squares = 0;
+      for (double d : v) squares += d * d;
+      std::vector<double> y;
+      for (size_t i = 0; i < v.size(); ++i)
+        y.push_back(v[i] / std::sqrt(squares / double(v.size()) + double(kEps)) * at(table, int(i)));
+      return y;
+    };
+    std::vector<double> row;
+    for (int i = 0; i < n; ++i) row.push_back(at(0, kToken * n + i));
+    std::vector<double> kept = normed(row, 2);
+    for (int i = 0; i < n; ++i) kept[size_t(i)] = (kept[size_t(i)] + at(1, kToken * n + i)) * double(kScale);
+    std::vector<double> out = product(5, product(4, normed(kept, 3), kMiddle), n);
+    for (int i = 0; i < n; ++i) out[size_t(i)] += kept[size_t(i)];
+    expected = product(6, out, kVocab);
+  }
+};
+
+TEST(CudaNorms, InsideTheProductsThatReadThem) {
+  KVASIR_NEEDS_CUDA();
+  for (int n : {256, 1536, 2048, 2304, 3840, 5376, 6144}) {
+    for (DType type : {DType::q8_0, DType::q4_k}) {
+      NormedGraph normed(type, n);
+      std::vector<double> apart;
+      for (bool keep : {true, false}) {  // launches of their own, inside
+        const auto backend = backends::create_backend("cuda", 1);
+        backend->upload(normed.small.graph, nullptr, nullptr);
+        backends::Decisions decisions;
+        decisions.keep_values = keep;
+        const auto executable = backend->compile(normed.small.graph, decisions, {}, 1);
+        graph::SequenceView sequence;
+        const Row row{1, 0, 0, 1};
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          backend->submit(*executable, {{&row, 1}, {&sequence, 1}});
+          const auto got = backend->read(*executable, 0);
+          EXPECT_LE(nmse(got, normed.expected), 2e-4) << n << (keep ? " apart" : " inside");
+          if (keep) apart.assign(got.begin(), got.end());
+          EXPECT_LE(nmse(got, apart), 1e-5) << n;
+        }
+      }
     }
   }
 }

@@ -1,5 +1,5 @@
-// Bulk copies into shared memory and the barriers that count their bytes: of sm_90. A build for less has traps
-// in their place, and no kernel with them is launched there (has_sm90_kernels).
+// Bulk copies into shared memory and the barriers that count their bytes: of sm_90. A build for less has
+// traps in their place, and no kernel with them is launched there (has_sm90_kernels).
 #pragma once
 #include <cstdint>
 
@@ -43,7 +43,24 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes,
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+// What is read once goes first when L2 needs room: what is written and read again stays there.
+__device__ __forceinline__ uint64_t read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], "
+      "%4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
 #else
+__device__ inline uint64_t read_once() { return 0; }
+__device__ inline void copy_bulk(void*, const void*, int, uint64_t*, uint64_t) { __trap(); }
 __device__ inline void init_barrier(uint64_t*, int) { __trap(); }
 __device__ inline void publish_barriers() { __trap(); }
 __device__ inline void arrive(uint64_t*) { __trap(); }

@@ -2,6 +2,7 @@
 
 #include "backends/cuda/kernels/matvec/matvec.h"
 #include "backends/cuda/kernels/matvec/small_units.cuh"
+#include "backends/cuda/kernels/weights/weights.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -151,8 +152,9 @@ void matvec(const Launch& how, const MatvecArgs& args) {
     case WeightForm::kIq4Xs:
       return run<WeightForm::kIq4Xs>(how, k, n_pairs);
     case WeightForm::kNone:
-      return;
+      break;
   }
+  refuse_form("a few rows", args.parts[0].w.form);
 }
 
 }  // namespace kvasir::cuda

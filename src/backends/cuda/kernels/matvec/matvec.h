@@ -43,7 +43,7 @@ struct StreamArgs {
   uint64_t* best =
       nullptr;  // raised to the greatest key (choose.h) of the outputs of one part; null: not wanted
 };
-inline constexpr int kMaxStreamRow = 24576, kMaxNormedRow = 2048;
+inline constexpr int kMaxStreamRow = 24576, kMaxNormedRow = 6144;
 bool can_stream(const MatvecArgs& product);  // forms and sizes only
 void stream_matvec(const Launch& how, const StreamArgs& args);
 

@@ -70,8 +70,11 @@ struct TwoBitUnit {
       low = __dp4a(w[j], x.x[j], low);
       up = __dp4a(w[4 + j], x.x[4 + j], up);
     }
-    return acc + x.scale * (scale[0] * float(low) - minimum[0] * float(low_sum(x.sums)) +
-                            scale[1] * float(up) - minimum[1] * float(high_sum(x.sums)));
+    return add(low, up, x.scale, x.sums, acc);
+  }
+  __device__ __forceinline__ float add(int low, int up, float x_scale, int sums, float acc) const {
+    return acc + x_scale * (scale[0] * float(low) - minimum[0] * float(low_sum(sums)) + scale[1] * float(up) -
+                            minimum[1] * float(high_sum(sums)));
   }
 };
 template <>
@@ -140,7 +143,10 @@ struct LevelUnit {
     int sum = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) sum = __dp4a(w[j], x.x[j], sum);
-    return acc + x.scale * scale * float(sum);
+    return add(sum, 0, x.scale, 0, acc);
+  }
+  __device__ __forceinline__ float add(int low, int up, float x_scale, int, float acc) const {
+    return acc + x_scale * scale * float(low + up);
   }
 };
 template <>

@@ -26,6 +26,9 @@ struct IntInput {
 __device__ __forceinline__ int low_sum(int sums) { return int(int16_t(sums)); }
 __device__ __forceinline__ int high_sum(int sums) { return sums >> 16; }
 
+// To the left.
+__device__ __forceinline__ uint32_t shifted(uint32_t v, int by) { return by >= 0 ? v << by : v >> -by; }
+
 // 4, 5 and 6-bit forms.
 template <WeightForm F>
 struct UnitInput : IntInput {
@@ -97,15 +100,15 @@ struct Unit {
       w[j] = c[j] & 0x0f0f0f0f;
       w[4 + j] = (c[j] >> 4) & 0x0f0f0f0f;
       if constexpr (kOneBit) {
-        w[j] |= int((high.x >> j) & 0x01010101u) << 4;
-        w[4 + j] |= int((high.x >> (4 + j)) & 0x01010101u) << 4;
+        w[j] |= int(shifted(high.x, 4 - j) & 0x10101010u);
+        w[4 + j] |= int(shifted(high.x, -j) & 0x10101010u);
       } else if constexpr (F == WeightForm::kQ6K) {
-        w[j] |= int((high.x >> (2 * j)) & 0x03030303u) << 4;
-        w[4 + j] |= int((high.y >> (2 * j)) & 0x03030303u) << 4;
+        w[j] |= int(shifted(high.x, 4 - 2 * j) & 0x30303030u);
+        w[4 + j] |= int(shifted(high.y, 4 - 2 * j) & 0x30303030u);
       }
     }
     if constexpr (kHeader) {
-      const ScaleMin s = header_scale(header, unit % 8);
+      const ScaleMin s = header_scale(header, uint32_t(unit));
       scale = s.scale;
       offset = -s.min;
     } else if constexpr (F == WeightForm::kQ6K) {
@@ -128,10 +131,14 @@ struct Unit {
       low = __dp4a(w[j], x.x[j], low);
       up = __dp4a(w[4 + j], x.x[4 + j], up);
     }
+    return add(low, up, x.scale, x.sums, acc);
+  }
+  // Of the dots of both halves.
+  __device__ __forceinline__ float add(int low, int up, float x_scale, int sums, float acc) const {
     if constexpr (F == WeightForm::kQ6K)
-      return acc + x.scale * (scale * float(low - 32 * low_sum(x.sums)) +
-                              scale_high * float(up - 32 * high_sum(x.sums)));
-    return acc + x.scale * (scale * float(low + up) + offset * float(low_sum(x.sums) + high_sum(x.sums)));
+      return acc + x_scale * (scale * float(low - 32 * low_sum(sums)) +
+                              scale_high * float(up - 32 * high_sum(sums)));
+    return acc + x_scale * (scale * float(low + up) + offset * float(low_sum(sums) + high_sum(sums)));
   }
 };
 

@@ -11,16 +11,16 @@ struct ScaleMin {
 
 // Sub-block j of the 16-byte header {d, dmin, 12 packed bytes} of a 256-value block: 32-value scale and
 // minimum.
-__device__ __forceinline__ ScaleMin header_scale(const int4& header, int j) {
+__device__ __forceinline__ ScaleMin header_scale(const int4& header, uint32_t j) {
   const uint32_t word = uint32_t(header.x);
   const float d = __half2float(__ushort_as_half(uint16_t(word))),
               dmin = __half2float(__ushort_as_half(uint16_t(word >> 16)));
   // Packed bytes 0..3 in .y, 4..7 in .z, 8..11 in .w.
-  const int shift = 8 * (j & 3);
+  const uint32_t shift = 8 * (j & 3);
   const uint32_t a = uint32_t(header.y) >> shift, b = uint32_t(header.z) >> shift,
                  c = uint32_t(header.w) >> shift;
-  const uint32_t s = j < 4 ? (a & 63) : ((c & 15) | ((a & 0xc0) >> 2));
-  const uint32_t m = j < 4 ? (b & 63) : (((c >> 4) & 15) | ((b & 0xc0) >> 2));
+  const uint32_t s = (j & 4) == 0 ? (a & 63) : ((c & 15) | ((a & 0xc0) >> 2));
+  const uint32_t m = (j & 4) == 0 ? (b & 63) : (((c >> 4) & 15) | ((b & 0xc0) >> 2));
   return {__fmul_rn(d, float(s)), __fmul_rn(dmin, float(m))};
 }
 

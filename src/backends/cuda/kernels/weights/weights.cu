@@ -178,8 +178,8 @@ __global__ void repack_kernel(DType type, const uint8_t* raw, MatrixView to, int
       }
       break;
     }
-    default:
-      return;
+    default:  // repack() lets no other pass
+      __trap();
   }
   store_codes(to, group, code);
 }
@@ -232,6 +232,8 @@ __global__ void per_layer_kernel(PerLayerArgs a, StepView step) {
 }  // namespace
 
 void repack(const Launch& how, DType type, const uint8_t* raw, const MatrixView& to, int first, int n) {
+  if (to.form == WeightForm::kNone || weight_form(type) != to.form)
+    refuse_form("planes of a matrix", to.form);
   const GroupBytes g = group_bytes(to.form);
   const int64_t first_group = int64_t(first) * to.n_in / 32, groups = int64_t(n) * to.n_in / 32;
   if (g.codes >= 64) {  // stored as it is

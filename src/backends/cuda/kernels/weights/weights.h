@@ -8,6 +8,8 @@ namespace kvasir::cuda {
 
 // kNone when the type has no device form.
 WeightForm weight_form(DType type);
+// Throws: no kernel of that name takes the form.
+[[noreturn]] void refuse_form(const char* kernel, WeightForm form);
 // Bytes of each plane of an [n_out][n_in] matrix.
 struct PlaneBytes {
   int64_t codes = 0, high = 0, aux = 0, aux2 = 0;

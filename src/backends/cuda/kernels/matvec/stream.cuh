@@ -1,0 +1,296 @@
+// What the launches that stream matrices past one row share: the row as int8 groups, sums over the block, and
+// what becomes of a product.
+#pragma once
+#include "backends/cuda/kernels/choose/key.cuh"
+#include "backends/cuda/kernels/matvec/bulk.cuh"
+#include "backends/cuda/kernels/matvec/small_units.cuh"
+
+namespace kvasir::cuda {
+
+inline constexpr int kStreamBlocks = 132;  // one a multiprocessor
+inline constexpr int kStreamWarps = 16, kWorkers = 32 * kStreamWarps, kStreamThreads = kWorkers + 32;
+inline constexpr size_t kMostStreamMemory = 200 * 1024;  // of a launch
+inline constexpr int kMaxStages = 16;
+inline constexpr int kPlanes = 4;  // codes, high, aux, aux2
+inline constexpr int kStreamHeaderBytes = 2 * kMaxStages * 8 + 2 * kStreamWarps * 4;
+
+// What a launch reads of one part, and what becomes of its products.
+struct StreamPart {
+  const uint8_t* plane[2][kPlanes];  // of both matrices of a gated pair
+  float* out;
+  const float* mul;
+  const float* residual;
+  float softcap, inverse_softcap;
+  int first;  // among what the launch makes: a chunk or a row
+  bool gelu;
+};
+
+struct StreamRow {
+  NormArgs norm;  // x null: the row is `x`
+  const float* x;
+  float inverse_n;
+  int n;
+};
+
+struct StreamMemory {
+  uint64_t full[kMaxStages], empty[kMaxStages];
+  float scratch[2][kStreamWarps];
+};
+static_assert(sizeof(StreamMemory) == kStreamHeaderBytes);
+
+__device__ __forceinline__ void workers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
+
+// Sum over the workers; every one gets it. `scratch`: of its own for each call.
+__device__ __forceinline__ float workers_sum(float v, float* scratch) {
+  v = warp_sum(v);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  workers_sync();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kStreamWarps; i += 4) {
+    const float4 s = *reinterpret_cast<const float4*>(scratch + i);
+    sum += (s.x + s.y) + (s.z + s.w);
+  }
+  return sum;
+}
+
+__device__ __forceinline__ float4 load_float4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ __forceinline__ float square(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+__device__ __forceinline__ float4 times(float4 a, float4 b, float s) {
+  return {a.x * b.x * s, a.y * b.y * s, a.z * b.z * s, a.w * b.w * s};
+}
+
+// Of a row, four values a worker at a time.
+inline constexpr int kRowBatch = 3, kRowStep = 4 * kWorkers;
+static_assert(kMaxNormedRow <= kRowBatch * kRowStep);
+
+// Of the vector's four values i..: those past the first step are only brought near.
+__device__ __forceinline__ float4 begin_weight(const float* w, int i, int n) {
+  if (!w) return {1, 1, 1, 1};
+#pragma unroll
+  for (int j = 1; j < kRowBatch; ++j)
+    if (i + j * kRowStep < n && threadIdx.x % 8 == 0)
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(w + i + j * kRowStep));
+  return i < n ? load_float4(w + i) : float4{1, 1, 1, 1};
+}
+__device__ __forceinline__ float4 weight_of(const float* w, float4 first, int i, int j, int n) {
+  if (j == 0 || !w || i >= n) return first;
+  return load_float4(w + i);
+}
+
+// The worker's values of the normed row; the first block stores the norms' outputs where they are wanted.
+__device__ __forceinline__ void make_norm(const NormArgs& a, float inverse_n, StreamMemory& memory,
+                                          float4 (&v)[kRowBatch]) {
+  const int at = 4 * int(threadIdx.x);
+  const bool writes = blockIdx.x == 0;
+  const float4 w = begin_weight(a.w, at, a.n), w_second = begin_weight(a.w_second, at, a.n);
+  float4 r[kRowBatch];
+  wait_for_inputs();
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kRowBatch; ++j) {
+    const int i = at + j * kRowStep;
+    v[j] = r[j] = {};
+    if (i < a.n) v[j] = load_float4(a.x + i);
+    if (a.residual && i < a.n) r[j] = load_float4(a.residual + i);
+  }
+#pragma unroll
+  for (int j = 0; j < kRowBatch; ++j) sum += square(v[j]);
+  const float inverse = rsqrtf(workers_sum(sum, memory.scratch[0]) * inverse_n + a.eps);
+  sum = 0;
+#pragma unroll
+  for (int j = 0; j < kRowBatch; ++j) {
+    const int i = at + j * kRowStep;
+    if (i >= a.n) break;
+    const float4 y = times(v[j], weight_of(a.w, w, i, j, a.n), inverse);
+    v[j] = {(y.x + r[j].x) * a.scale, (y.y + r[j].y) * a.scale, (y.z + r[j].z) * a.scale,
+            (y.w + r[j].w) * a.scale};
+    if (writes && a.out) *reinterpret_cast<float4*>(a.out + i) = v[j];
+    sum += square(v[j]);
+  }
+  if (!a.w_second) return;
+  const float inverse_second = rsqrtf(workers_sum(sum, memory.scratch[1]) * inverse_n + a.eps_second);
+#pragma unroll
+  for (int j = 0; j < kRowBatch; ++j) {
+    const int i = at + j * kRowStep;
+    if (i >= a.n) break;
+    v[j] = times(v[j], weight_of(a.w_second, w_second, i, j, a.n), inverse_second);
+    if (writes && a.second) *reinterpret_cast<float4*>(a.second + i) = v[j];
+  }
+}
+
+// A value times `inverse`, at most 127 from zero, as the low byte of a word.
+__device__ __forceinline__ uint32_t code_of(float v, float inverse) {
+  return __float_as_uint(__fadd_rn(__fmul_rn(v, inverse), 12582912.0f));  // 1.5 * 2^23
+}
+__device__ __forceinline__ uint32_t codes_of(float4 v, float inverse) {
+  const uint32_t low = __byte_perm(code_of(v.x, inverse), code_of(v.y, inverse), 0x0040),
+                 high = __byte_perm(code_of(v.z, inverse), code_of(v.w, inverse), 0x0040);
+  return __byte_perm(low, high, 0x5410);
+}
+__device__ __forceinline__ float largest_of(float4 v) {
+  return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+__device__ __forceinline__ int sum_of(uint32_t codes) { return __dp4a(int(codes), 0x01010101, 0); }
+
+// kFloatSums: `sums` is the whole group's sum times the scale, an f32.
+template <bool kFloatSums>
+__device__ __forceinline__ GroupMeta meta_of(float largest, int low, int up) {
+  const float scale = largest * (1.0f / 127.0f);
+  if constexpr (kFloatSums) return {scale, __float_as_int(scale * float(low + up))};
+  return {scale, int(uint32_t(uint16_t(low)) | uint32_t(uint16_t(up)) << 16)};
+}
+
+// Four values a lane, eight lanes a group, as the row's int8 groups: what quantize_lanes() makes. kSplit: the
+// even words of a group before the odd ones.
+template <bool kSplit, bool kFloatSums>
+__device__ __forceinline__ void store_four(float4 v, int lane, int8_t* q, GroupMeta* meta) {
+  float largest = largest_of(v);
+#pragma unroll
+  for (int o = 4; o > 0; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+  const uint32_t codes = codes_of(v, largest > 0 ? __fdividef(127.0f, largest) : 0.0f);
+  int sum = sum_of(codes);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  const int other = __shfl_xor_sync(~0u, sum, 4);
+  const int word = kSplit ? lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2 : lane;
+  reinterpret_cast<uint32_t*>(q)[word] = codes;
+  if (lane % 8 == 0) meta[lane / 8] = meta_of<kFloatSums>(largest, sum, other);
+}
+
+// Sixteen values a lane, two lanes a group.
+template <bool kSplit, bool kFloatSums>
+__device__ __forceinline__ void store_sixteen(const float4 (&v)[4], bool has, int lane, int8_t* q,
+                                              GroupMeta* meta) {
+  float largest = fmaxf(fmaxf(largest_of(v[0]), largest_of(v[1])), fmaxf(largest_of(v[2]), largest_of(v[3])));
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+  const float inverse = largest > 0 ? __fdividef(127.0f, largest) : 0.0f;
+  uint32_t w[4];
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    w[i] = codes_of(v[i], inverse);
+    sum += sum_of(w[i]);
+  }
+  const int other = __shfl_xor_sync(~0u, sum, 1);
+  if (!has) return;
+  if constexpr (kSplit) {
+    uint2* to = reinterpret_cast<uint2*>(q + lane / 2 * 32 + lane % 2 * 8);
+    to[0] = {w[0], w[2]};
+    to[2] = {w[1], w[3]};
+  } else {
+    *reinterpret_cast<uint4*>(q + lane * 16) = {w[0], w[1], w[2], w[3]};
+  }
+  if (lane % 2 == 0) meta[lane / 2] = meta_of<kFloatSums>(largest, sum, other);
+}
+
+// Rows up to here are read whole, four values a lane.
+inline constexpr int kLanes4 = 4 * kRowStep;
+
+// The row as int8 groups in shared memory.
+template <bool kSplit, bool kFloatSums>
+__device__ __forceinline__ void make_row(const StreamRow& row, int8_t* q, GroupMeta* meta,
+                                         StreamMemory& memory) {
+  const int n = row.n, t = int(threadIdx.x), lane = t % 32;
+  if (row.norm.x) {
+    float4 v[kRowBatch];
+    make_norm(row.norm, row.inverse_n, memory, v);
+#pragma unroll
+    for (int j = 0; j < kRowBatch; ++j) {
+      const int at = j * kRowStep + t / 32 * 128;  // of the warp; n is a multiple of 128
+      if (at >= n) break;
+      store_four<kSplit, kFloatSums>(v[j], lane, q + at, meta + at / 32);
+    }
+  } else if (n <= kLanes4) {
+    constexpr int kBatch = kLanes4 / kRowStep;
+    float4 v[kBatch];
+    wait_for_inputs();
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+      if (j * kRowStep + 4 * t < n) v[j] = load_float4(row.x + j * kRowStep + 4 * t);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int at = j * kRowStep + t / 32 * 128;
+      if (at >= n) break;
+      store_four<kSplit, kFloatSums>(v[j], lane, q + at, meta + at / 32);
+    }
+  } else {
+    constexpr int kStep = 16 * kWorkers;
+    float4 v[4], after[4];
+    const auto load = [&](float4(&to)[4], int i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) to[j] = i < n ? load_float4(row.x + i + 4 * j) : float4{};
+    };
+    wait_for_inputs();
+    load(v, 16 * t);
+#pragma unroll 1
+    for (int at = t / 32 * 512; at < n; at += kStep) {
+      load(after, at + kStep + 16 * lane);
+      store_sixteen<kSplit, kFloatSums>(v, at + 16 * lane < n, lane, q + at, meta + at / 32);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v[j] = after[j];
+    }
+  }
+  workers_sync();
+}
+
+__device__ __forceinline__ const StreamPart& part_of(const StreamPart (&parts)[3], int n_parts, int at) {
+  int p = 0;
+  while (p + 1 < n_parts && at >= parts[p + 1].first) ++p;
+  return parts[p];
+}
+
+template <WeightForm F>
+constexpr bool has_plane(int plane) {
+  constexpr GroupBytes bytes = group_bytes(F);
+  return plane == 0 ? true : plane == 1 ? bytes.high > 0 : plane == 2 ? bytes.aux > 0 : bytes.aux2 > 0;
+}
+
+__device__ __forceinline__ float add_up(const float* sums, int n) {
+  float y = 0;
+  if (n % 4 != 0) {
+#pragma unroll 1
+    for (int i = 0; i < n; ++i) y += sums[i];
+    return y;
+  }
+#pragma unroll 1
+  for (int i = 0; i < n; i += 4) {
+    const float4 s = load_float4(sums + i);
+    y += (s.x + s.y) + (s.z + s.w);
+  }
+  return y;
+}
+
+// The product `y` of a part's row, with that of the second matrix; what is stored.
+__device__ __forceinline__ float store_output(const StreamPart& part, int row, float y, float gate) {
+  const float mul = part.mul ? part.mul[row] : 1.0f;
+  const float residual = part.residual ? part.residual[row] : 0.0f;
+  if (part.gelu) y = gelu_tanh(y);
+  y = y * gate * mul + residual;
+  if (part.softcap > 0)
+    y = part.softcap * (1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * y * part.inverse_softcap)));
+  part.out[row] = y;
+  return y;
+}
+
+// The block's greatest key into the launch's.
+__device__ __forceinline__ void leave_best(uint64_t key, uint64_t* keys, uint64_t* best) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2)
+    key = max(key, uint64_t(__shfl_xor_sync(~0u, static_cast<unsigned long long>(key), o)));
+  if (threadIdx.x % 32 == 0) keys[threadIdx.x / 32] = key;
+  workers_sync();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kStreamWarps; ++i) key = max(key, keys[i]);
+  atomicMax(reinterpret_cast<unsigned long long*>(best), static_cast<unsigned long long>(key));
+}
+
+// Of the launch's arguments: the row, and what becomes of each part (without `first`). row_bytes: of a matrix
+// row in each plane.
+StreamRow stream_row(const StreamArgs& args);
+StreamPart stream_part(const MatvecPart& from, const int (&row_bytes)[kPlanes]);
+
+// Eight matrix rows at a time, by the matrix units; false when this product is not one of theirs.
+bool run_tiles(const Launch& how, const StreamArgs& args);
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,399 @@
+// Eight matrix rows at a time against one row of activations, by the int8 matrix units.
+//   A tile is eight rows (of both matrices of a gated pair: four of each). Of a block of 256 values lane
+//   4 r + j brings groups j and 4 + j of row r. Sixteen values of a group are operand A of m16n8k32, in the
+//   order they are loaded: words 0 and 2 stand in A's row r, words 1 and 3 in its row 8 + r. The activations
+//   are operand B: its column 2 j holds the same words 0 and 2 of group j, column 2 j + 1 words 1 and 3, and
+//   both are zero at the other groups' values. So elements 0 and 3 of the result are the group's product, in
+//   the lane that brought the group and has its scale.
+// Blocks of threads take rows one by one, so that each reads as much. The tiles' blocks of 256
+// values are shared among its warps in turn, and each warp copies its own, a few ahead, to a ring of its own.
+#include <algorithm>
+
+#include "backends/cuda/kernels/matvec/stream.cuh"
+#include "backends/cuda/kernels/weights/weights.h"
+
+namespace kvasir::cuda {
+namespace {
+
+constexpr int kTileRows = 8;
+constexpr int kHalfMemory = 232448 / 2 - 1024;  // two launches share a multiprocessor
+
+struct Tiles {
+  StreamPart parts[3];  // first: of their rows
+  StreamRow row;
+  uint64_t* best;
+  int n_parts, sides;
+  int rows_each, rows_more;   // of a block of threads; the first ones have one more
+  int n_blocks, n_runs;       // of 256 values in a row; runs of them that a warp takes at a time
+  int n_tiles, tile_outputs;  // of a block of threads; rows of one matrix in a tile
+  int share, most_shares;     // runs a warp; warps that share a tile, at most
+  int row_bytes[kPlanes];
+};
+
+// How a block of a tile lies in a ring, 16 bytes a piece. Codes stand so that a quarter of a warp meets every
+// bank once.
+template <WeightForm F>
+struct Staged {
+  static constexpr GroupBytes kGroup = group_bytes(F);
+  static constexpr int kCodes = kGroup.codes / 2, kHigh = kGroup.high / 2;  // pieces of a row
+  static constexpr bool kScale = kGroup.aux2 > 0;                           // an f16 a row
+  static constexpr int kHighAt = kTileRows * 16 * kCodes, kAuxAt = kHighAt + kTileRows * 16 * kHigh,
+                       kScaleAt = kAuxAt + kTileRows * 16, kBytes = kScaleAt + (kScale ? kTileRows * 8 : 0);
+  // Blocks that a warp copies and multiplies at a time, and how often its ring holds them.
+  static constexpr int kRun = kBytes <= 1152 ? 2 : 1, kDepth = kBytes <= 1152 || kBytes > 2048 ? 2 : 3;
+  static constexpr int kRing = kDepth * kRun * kBytes;
+  static_assert(kGroup.aux == 2 && (kGroup.aux2 == 0 || kGroup.aux2 == 0.25));
+
+  static __device__ __forceinline__ uint32_t code_at(uint32_t row, uint32_t piece) {
+    if constexpr (kCodes == 8) return piece / 4 * 512 + row * 64 + piece % 4 * 16;
+    return row * 16 * kCodes + (piece ^ (row & 1)) * 16;
+  }
+};
+
+// A group of 32 values of a row.
+template <WeightForm F>
+struct Group : Unit<F> {};
+template <>
+struct Group<WeightForm::kQ8> {
+  int w[8];
+  float scale;
+  __device__ __forceinline__ void take(const uint8_t* low, const uint8_t* up, const uint8_t* aux) {
+    const int4 a = load4(low), b = load4(up);
+    w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
+    w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+    scale = __half2float(*reinterpret_cast<const __half*>(aux));
+  }
+  __device__ __forceinline__ void unpack(int) {}
+  __device__ __forceinline__ float add(int low, int up, float x_scale, int, float acc) const {
+    return acc + x_scale * scale * float(low + up);
+  }
+};
+
+// c[16][8] += a[16][32] b[32][8]
+__device__ __forceinline__ void multiply_int8(int (&c)[4], int a0, int a1, int a2, int a3, int b0, int b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void multiply_uint8(int (&c)[4], int a0, int a1, int a2, int a3, int b0, int b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Every other word of a group into x, in lanes that have a part of operand B; the others keep zeros.
+__device__ __forceinline__ void load_activations(int (&x)[4], const int8_t* from, bool mine) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %5, 0;\n"
+      "@p ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+      "}\n"
+      : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
+      : "r"(shared_address(from)), "r"(int(mine)));
+}
+
+// Scales and minimums in a header of a block: sums of the activations are kept times their scale, as f32.
+template <WeightForm F>
+constexpr bool kHeader = F == WeightForm::kQ4K || F == WeightForm::kQ5K;
+
+template <WeightForm F>
+constexpr bool kTwoScales = F == WeightForm::kQ6K || F == WeightForm::kQ2K || F == WeightForm::kQ3K;
+
+// Both groups of the lane, whose scales and minimums are fields j and 4 + j of one header.
+template <WeightForm F>
+__device__ __forceinline__ float add_headed(const int4& header, uint32_t j, const int (&dots)[2],
+                                            const GroupMeta* meta, float acc) {
+  const uint32_t y = uint32_t(header.y) >> 8 * j, z = uint32_t(header.z) >> 8 * j,
+                 w = uint32_t(header.w) >> 8 * j;
+  const uint32_t scales[2] = {y & 63, (w & 15) | (y >> 2 & 48)},
+                 minimums[2] = {z & 63, (w >> 4 & 15) | (z >> 2 & 48)};
+  float sum = 0, least = 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float2 of_x = *reinterpret_cast<const float2*>(meta + 4 * h);
+    sum = fmaf(float(scales[h]), of_x.x * float(dots[h]), sum);
+    least = fmaf(float(minimums[h]), of_x.y, least);
+  }
+  const float2 d = __half22float2(*reinterpret_cast<const __half2*>(&header.x));
+  return fmaf(d.x, sum, fmaf(-d.y, least, acc));
+}
+
+// What this lane's groups of a block add to its row. `q`: of the lane's column of operand B; `meta`: of its
+// first group.
+template <WeightForm F>
+__device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t r, uint32_t j, const int8_t* q,
+                                                bool column, int (&x)[4], const GroupMeta* meta, float acc) {
+  using S = Staged<F>;
+  const uint8_t* high = stage + S::kHighAt + r * 16 * S::kHigh + j * S::kGroup.high;
+  const uint8_t* aux = stage + S::kAuxAt + r * 16 + (kHeader<F> ? 0 : j * 2);
+  const uint8_t* aux2 = stage + S::kScaleAt + r * 8;
+  if constexpr (S::kScale) aux2 += *reinterpret_cast<const uint32_t*>(aux2 + 4) & 2;
+  [[maybe_unused]] int dots[2];
+  [[maybe_unused]] int4 header;
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    Group<F> a;
+    if constexpr (F == WeightForm::kQ8)
+      a.take(stage + S::code_at(r, 8 * h + 2 * j), stage + S::code_at(r, 8 * h + 2 * j + 1), aux + 8 * h);
+    else
+      a.take(stage + S::code_at(r, 4 * h + j), high + 4 * h * S::kGroup.high, aux + (kHeader<F> ? 0 : 8 * h),
+             aux2, 0);
+    load_activations(x, q + h * 128, column);
+    int low[4] = {}, up[4] = {};
+    if constexpr (F == WeightForm::kQ4K) {  // high nibbles where they are: sixteen times their value
+      constexpr int kLow = 0x0f0f0f0f, kUp = int(0xf0f0f0f0u);
+      const int4 c = a.codes;
+      multiply_uint8(low, c.x & kLow, c.y & kLow, c.z & kLow, c.w & kLow, x[0], x[1]);
+      multiply_uint8(up, c.x & kUp, c.y & kUp, c.z & kUp, c.w & kUp, x[2], x[3]);
+      low[0] += (up[0] + up[3]) >> 4;
+    } else {
+      a.unpack(4 * h + j);
+      multiply_int8(low, a.w[0], a.w[1], a.w[2], a.w[3], x[0], x[1]);
+      multiply_int8(kTwoScales<F> ? up : low, a.w[4], a.w[5], a.w[6], a.w[7], x[2], x[3]);
+    }
+    if constexpr (kHeader<F>) {
+      dots[h] = low[0] + low[3];
+      header = a.header;
+    } else {
+      const int2 of_x = *reinterpret_cast<const int2*>(meta + 4 * h);
+      acc = a.add(low[0] + low[3], up[0] + up[3], __int_as_float(of_x.x), of_x.y, acc);
+    }
+  }
+  if constexpr (kHeader<F>) return add_headed<F>(header, j, dots, meta, acc);
+  return acc;
+}
+
+// A warp's copies, block after block of tile after tile. Lane 4 r + j copies of row r.
+template <WeightForm F>
+struct Copies {
+  using S = Staged<F>;
+  static constexpr int block_bytes(int plane) {  // of a row
+    return plane == 0   ? 16 * S::kCodes
+           : plane == 1 ? 16 * S::kHigh
+           : plane == 2 ? 16
+                        : int(8 * S::kGroup.aux2);
+  }
+  const uint8_t* from[kPlanes];
+  int tile, block;
+  bool mine;
+
+  __device__ __forceinline__ void begin_tile(const Tiles& k, int begin, int end, int lane) {
+    const int r = lane / 4, side = k.sides == 2 ? r / 4 : 0, in_side = k.sides == 2 ? r % 4 : r;
+    const int output = begin + tile * k.tile_outputs + in_side;
+    mine = in_side < k.tile_outputs && output < end;
+    if (!mine) return;
+    const StreamPart& part = part_of(k.parts, k.n_parts, output);
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p)
+      if (has_plane<F>(p))
+        from[p] = part.plane[side][p] + int64_t(output - part.first) * k.row_bytes[p] +
+                  block * block_bytes(p) + (p < 2 ? lane % 4 * 16 : 0);
+  }
+
+  __device__ __forceinline__ void copy(uint8_t* stage, int lane, int ahead) {
+    const uint32_t r = uint32_t(lane) / 4, j = uint32_t(lane) % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < S::kCodes / 4; ++i)
+      copy_async(stage + S::code_at(r, 4 * i + j), from[0] + 64 * i + 16 * S::kCodes * ahead);
+    if constexpr (S::kHigh > 0)
+      if (j < S::kHigh)
+        copy_async(stage + S::kHighAt + (r * S::kHigh + j) * 16, from[1] + 16 * S::kHigh * ahead);
+    if (j == 0) copy_async(stage + S::kAuxAt + r * 16, from[2] + 16 * ahead);
+    if constexpr (S::kScale) {
+      if (j != 1) return;
+      uint8_t* to = stage + S::kScaleAt + r * 8;  // the word that holds it, and where
+      const uint8_t* scale = from[3] + 2 * ahead;
+      const uint32_t at = uint32_t(reinterpret_cast<uintptr_t>(scale)) & 2;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(scale - at)
+                   : "memory");
+      *reinterpret_cast<uint32_t*>(to + 4) = at;
+    }
+  }
+
+  __device__ __forceinline__ void next(const Tiles& k, int begin, int end, int lane, uint8_t* stage) {
+    if (mine) {
+      copy(stage, lane, 0);
+      if (S::kRun > 1 && block + 1 < k.n_blocks) copy(stage + S::kBytes, lane, 1);
+#pragma unroll
+      for (int p = 0; p < kPlanes; ++p)
+        if (has_plane<F>(p)) from[p] += S::kRun * block_bytes(p);
+    }
+    block += S::kRun;
+    if (block >= k.n_blocks) {
+      block = 0, ++tile;
+      begin_tile(k, begin, end, lane);
+    }
+  }
+};
+
+// This warp's share: sums[tile][row of the tile][warp among those that share the tile].
+template <WeightForm F>
+__device__ __forceinline__ void multiply_tiles(const Tiles& k, Copies<F>& copies, uint8_t* ring, int begin,
+                                               int end, int first, int last, const int8_t* q,
+                                               const GroupMeta* meta, float* sums) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const uint32_t r = uint32_t(lane) / 4, j = uint32_t(lane) % 4;
+  const bool column = uint32_t(lane) / 8 == j;
+  const int8_t* q_lane = q + j * 32 + r % 2 * 16;
+  constexpr int kBytes = Staged<F>::kBytes, kDepth = Staged<F>::kDepth, kRun = Staged<F>::kRun;
+  int x[4] = {}, tile = first / k.n_runs, block = kRun * (first - tile * k.n_runs), s = 0;
+  float acc = 0;
+#pragma unroll 1
+  for (int i = first; i < last; ++i) {
+    wait_copies<kDepth - 1>();
+    __syncwarp();
+    uint8_t* stage = ring + s * (kRun * kBytes);
+    const int8_t* q_at = q_lane + block * 256;
+    const GroupMeta* meta_at = meta + block * 8 + j;
+    acc = multiply_block<F>(stage, r, j, q_at, column, x, meta_at, acc);
+    if constexpr (kRun > 1) {
+      const float more = multiply_block<F>(stage + kBytes, r, j, q_at + 256, column, x, meta_at + 8, 0.0f);
+      if (block + 1 < k.n_blocks) acc += more;
+    }
+    __syncwarp();
+    if (i + kDepth < last) copies.next(k, begin, end, lane, stage);
+    commit_copies();
+    if (++s == kDepth) s = 0;
+    block += kRun;
+    if (block < k.n_blocks && i + 1 < last) continue;
+    acc += __shfl_xor_sync(~0u, acc, 1);
+    acc += __shfl_xor_sync(~0u, acc, 2);
+    const int of_tile = warp - tile * k.n_runs / k.share;
+    if (j == 0) sums[(tile * kTileRows + int(r)) * k.most_shares + of_tile] = acc;
+    acc = 0, block = 0, ++tile;
+  }
+}
+
+__device__ __forceinline__ float add_shares(const float* sums, int n) {
+  float y = 0;
+#pragma unroll 4
+  for (int i = 0; i < n; ++i) y += sums[i];
+  return y;
+}
+
+__device__ __forceinline__ void store_rows(const Tiles& k, const float* sums, int begin, int end,
+                                           StreamMemory& memory) {
+  uint64_t key = 0;
+#pragma unroll 1
+  for (int o = begin + int(threadIdx.x); o < end; o += kWorkers) {
+    const StreamPart& part = part_of(k.parts, k.n_parts, o);
+    const int tile = (o - begin) / k.tile_outputs, in_side = o - begin - tile * k.tile_outputs;
+    const int n = ((tile + 1) * k.n_runs - 1) / k.share - tile * k.n_runs / k.share + 1;
+    const float* from = sums + (tile * kTileRows + in_side) * k.most_shares;
+    const float gate = k.sides == 2 ? add_shares(from + kTileRows / 2 * k.most_shares, n) : 1.0f;
+    const int row = o - part.first;
+    const float y = store_output(part, row, add_shares(from, n), gate);
+    if (k.best) key = max(key, make_key(y, row));
+  }
+  if (k.best) leave_best(key, reinterpret_cast<uint64_t*>(memory.scratch), k.best);
+}
+
+__device__ __forceinline__ int first_row(const Tiles& k, int block) {
+  return block * k.rows_each + min(block, k.rows_more);
+}
+
+// Weights need no waiting: they are on their way before the row exists.
+template <WeightForm F>
+__global__ void __launch_bounds__(kWorkers, 2) tiles_kernel(const __grid_constant__ Tiles k) {
+  extern __shared__ __align__(128) uint8_t bytes[];
+  constexpr int kRing = Staged<F>::kRing;
+  StreamMemory& memory = *reinterpret_cast<StreamMemory*>(bytes);
+  let_next_start();
+  int8_t* q = reinterpret_cast<int8_t*>(bytes + kStreamHeaderBytes);
+  GroupMeta* meta = reinterpret_cast<GroupMeta*>(q + k.row.n);
+  uint8_t* rings = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
+  float* sums = reinterpret_cast<float*>(rings + kStreamWarps * kRing);
+  const int begin = first_row(k, int(blockIdx.x)), end = first_row(k, int(blockIdx.x) + 1);
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int first = warp * k.share, last = min(first + k.share, k.n_tiles * k.n_runs);
+  uint8_t* ring = rings + warp * kRing;
+  Copies<F> copies;
+  copies.tile = first / k.n_runs;
+  copies.block = Staged<F>::kRun * (first - copies.tile * k.n_runs);
+  copies.begin_tile(k, begin, end, lane);
+#pragma unroll 1
+  for (int d = 0; d < Staged<F>::kDepth; ++d) {
+    if (first + d < last) copies.next(k, begin, end, lane, ring + d * (kRing / Staged<F>::kDepth));
+    commit_copies();
+  }
+  make_row<true, kHeader<F>>(k.row, q, meta, memory);
+  multiply_tiles<F>(k, copies, ring, begin, end, first, last, q, meta, sums);
+  workers_sync();
+  store_rows(k, sums, begin, end, memory);
+}
+
+template <WeightForm F>
+bool run(const Launch& how, const StreamArgs& args) {
+  const MatvecArgs& product = args.product;
+  Tiles k{};
+  k.row = stream_row(args);
+  k.best = args.best;
+  k.n_parts = product.n_parts;
+  k.sides = product.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
+  k.n_blocks = k.row.n / 256;
+  k.n_runs = (k.n_blocks + Staged<F>::kRun - 1) / Staged<F>::kRun;
+  const GroupBytes g = group_bytes(F);
+  const double groups[kPlanes] = {double(g.codes), double(g.high), g.aux, g.aux2};
+  for (int p = 0; p < kPlanes; ++p) k.row_bytes[p] = int(groups[p] * 8 * k.n_blocks);
+  int n_rows = 0;
+  for (int p = 0; p < k.n_parts; ++p) {
+    k.parts[p] = stream_part(product.parts[p], k.row_bytes);
+    k.parts[p].first = n_rows;
+    n_rows += product.parts[p].n_out;
+  }
+  const int blocks = std::min(kStreamBlocks, n_rows), most = (n_rows + blocks - 1) / blocks,
+            tile_most = kTileRows / k.sides;
+  k.rows_each = n_rows / blocks;
+  k.rows_more = n_rows % blocks;
+  k.n_tiles = (most + tile_most - 1) / tile_most;
+  k.tile_outputs = (most + k.n_tiles - 1) / k.n_tiles;
+  k.share = (k.n_tiles * k.n_runs + kStreamWarps - 1) / kStreamWarps;
+  k.most_shares = (k.n_runs + k.share - 2) / k.share + 1;
+  const int sum_bytes = k.n_tiles * kTileRows * k.most_shares * int(sizeof(float));
+  const int fixed = kStreamHeaderBytes + k.row.n + k.row.n / 32 * int(sizeof(GroupMeta)) + sum_bytes;
+  const int bytes = fixed + kStreamWarps * Staged<F>::kRing;
+  if (bytes > kHalfMemory) return false;
+  launch(how, dim3(unsigned(blocks)), dim3(kWorkers), {size_t(bytes), kMostStreamMemory}, tiles_kernel<F>, k);
+  return true;
+}
+
+// Where they beat products by lanes on an H200 (docs/benchmarks.md): they take longer to begin.
+bool win(const MatvecArgs& product) {
+  const int sides = product.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
+  int rows = 0;
+  for (int p = 0; p < product.n_parts; ++p) rows += product.parts[p].n_out * sides;
+  const bool many = rows >= 256 * kStreamBlocks;
+  switch (product.parts[0].w.form) {
+    case WeightForm::kQ8:
+      return many;
+    case WeightForm::kQ4K:
+    case WeightForm::kQ5K:
+      return product.n_in > 16384 || rows >= (product.n_in > 2048 ? 48 : 128) * kStreamBlocks;
+    case WeightForm::kQ6K:
+      return many && sides == 2;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool run_tiles(const Launch& how, const StreamArgs& args) {
+  if (args.product.n_in % 256 != 0 || !win(args.product)) return false;
+  switch (args.product.parts[0].w.form) {
+    case WeightForm::kQ8:
+      return run<WeightForm::kQ8>(how, args);
+    case WeightForm::kQ4K:
+      return run<WeightForm::kQ4K>(how, args);
+    case WeightForm::kQ5K:
+      return run<WeightForm::kQ5K>(how, args);
+    case WeightForm::kQ6K:
+      return run<WeightForm::kQ6K>(how, args);
+    default:
+      return false;
+  }
+}
+
+}  // namespace kvasir::cuda
