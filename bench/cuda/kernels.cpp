@@ -10,6 +10,7 @@
 #include "backends/cuda/kernels/gemm/gemm.h"
 #include "backends/cuda/kernels/kv_append/kv_append.h"
 #include "backends/cuda/kernels/matvec/matvec.h"
+#include "backends/cuda/kernels/near/near.h"
 #include "backends/cuda/kernels/weights/weights.h"
 #include "backends/cuda/runtime/executable.h"
 #include "backends/cuda/runtime/pages.h"
@@ -172,6 +173,43 @@ void measure_attention(Device& device, const Geometry& g, DType k, DType v, int 
              });
 }
 
+// Heads, cache write, attention and merge of one row as one launch.
+void measure_near(Device& device, const Geometry& g, DType type, int depth) {
+  const std::string shape =
+      fmt::format("{}, {} q / {} kv x {}{}, {}, depth {}", g.name, g.n_head, g.n_kv, g.head_dim,
+                  g.window ? fmt::format(" window {}", g.window) : "", formats::require(type).name, depth);
+  const int keys = g.window ? std::min(g.window, depth) : depth;
+  if (!device.wanted("near", shape) || keys > kNearKeys) return;
+  Caches caches(g, type, type, depth, 1, kBeyondCache);
+  const size_t width = size_t(g.n_head) * size_t(g.head_dim);
+  const Memory x = repeat(float_normals(1 << 16, 1), width * 4),
+               turns = repeat(float_normals(1 << 12, 0.5f), 1 << 14);
+  const Memory out(width * 4, Place::kDevice, "allocating benchmark data");
+  const Memory fault = repeat(std::vector<uint8_t>(8, 0xff), 8);
+  NearArgs args;
+  args.kv = caches.kv;
+  args.heads.kv = caches.kv;
+  args.heads.head_dim = g.head_dim;
+  args.heads.fault = fault.as<int32_t>();
+  args.heads.n_jobs = 3;
+  for (int j = 0; j < 3; ++j) {
+    HeadJob& job = args.heads.jobs[j];
+    job.in = job.w = x.as<float>();
+    job.n_head = j == 0 ? g.n_head : g.n_kv;
+    job.side = j - 1;
+    job.norm = true;
+    if (j < 2) job.turns = turns.as<float>(), job.n_pairs = job.half = g.head_dim / 2, job.max_rows = 1;
+    job.basis = basis_of(args.kv.k_form);
+  }
+  args.n_head = g.n_head, args.n_rows = 1, args.scale = 1.0f / float(g.head_dim);
+  args.out = out.as<float>();
+  args.one_row = true;
+  if (!has_near(args)) return;
+  const double bytes = double(keys) / kPageTokens * double(caches.kv.page_bytes);
+  device.row("near", shape, bytes, 4.0 * g.head_dim * keys * g.n_head, std::max(4, caches.count),
+             [&](const Launch& how, int i) { attend_near(how, args, caches.step_of(i % caches.count, 1)); });
+}
+
 void measure_append(Device& device, const Geometry& g, DType type, int n_rows) {
   const std::string shape =
       fmt::format("{}, {} kv x {}, {}, {} row{}", g.name, g.n_kv, g.head_dim, formats::require(type).name,
@@ -331,6 +369,9 @@ void run_cuda_kernels(const KernelOptions& options) {
     for (DType t : types) measure_attention(device, kE2bGlobal, t, t, depth, 1);
   for (DType t : types) measure_attention(device, kE2bSliding, t, t, 32768, 1);
   for (DType t : types) measure_attention(device, k31bSliding, t, t, 32768, 1);
+  for (DType t : {f16, q8_0, tbq4_h, tbq3_h, tbq4_ht, tbq3_ht, tbq4_0, tbq3_tcq, q4_0})
+    for (auto [geometry, depth] : {std::pair{kE2bSliding, 128}, {kE2bSliding, 32768}, {kE2bGlobal, 512}})
+      measure_near(device, geometry, t, depth);
   const std::vector<DType> prompt_types{f16,     q8_0,    tbq4_h, tbq3_h,   tbq2_h,   tbq4_ht,
                                         tbq3_ht, tbq2_ht, tbq4_0, tbq3_tcq, q4_polar, q4_0};
   for (DType t : prompt_types) measure_attention(device, k31bGlobal, t, t, 32768, 512);

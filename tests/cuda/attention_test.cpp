@@ -15,8 +15,6 @@ namespace {
 using graph::kPageTokens;
 using graph::Row;
 
-constexpr int kTokens = 512;
-
 struct Shape {
   DType k, v;
   int head_dim, n_head, n_kv, window;
@@ -24,11 +22,14 @@ struct Shape {
   float softcap = 0;
   bool given_table = false;  // of tbq3_tcq
   float key_gain = 1;        // of stored keys, where nothing is compared
+  int tokens = 512;
+  bool fused = false;  // heads and attention of a row as one launch
 };
 std::string shape_name(const Shape& s) {
   return fmt::format("{}_{}_d{}_h{}k{}_w{}_{}{}", formats::require(s.k).name, formats::require(s.v).name,
                      s.head_dim, s.n_head, s.n_kv, s.window, s.flash ? "flash" : "plain",
-                     s.softcap > 0   ? "_cap"
+                     s.fused         ? "_fused"
+                     : s.softcap > 0 ? "_cap"
                      : s.given_table ? "_given_table"
                                      : "");
 }
@@ -46,9 +47,9 @@ class Bed {
  public:
   explicit Bed(const Shape& shape) : shape_(shape), backend_(backends::create_backend("cuda", 1)) {
     const int d = shape.head_dim;
-    q_in_ = small_.input("q_raw", DType::f32, shape.n_head * d, kTokens, 1);
-    k_ = small_.input("k", DType::f32, shape.n_kv * d, kTokens, 2, shape.key_gain);
-    v_ = small_.input("v", DType::f32, shape.n_kv * d, kTokens, 3, 1.5f);
+    q_in_ = small_.input("q_raw", DType::f32, shape.n_head * d, shape.tokens, 1);
+    k_ = small_.input("k", DType::f32, shape.n_kv * d, shape.tokens, 2, shape.key_gain);
+    v_ = small_.input("v", DType::f32, shape.n_kv * d, shape.tokens, 3, 1.5f);
     small_.graph.ropes.push_back({10000.0f, 1, d, {}});
     graph::Op rope;
     rope.kind = graph::OpKind::rope;
@@ -85,7 +86,7 @@ class Bed {
     if (shape.given_table) spec.tcq = tcq_ = given_table();
     small_.graph.kv.push_back(spec);
     backend_->upload(small_.graph, nullptr, nullptr);
-    n_pages_ = kTokens / kPageTokens;
+    n_pages_ = shape.tokens / kPageTokens;
     kv_.n_pages = {n_pages_ + 1};
     kv_.data = {backend_->alloc(graph::kv_page_bytes(spec) * size_t(n_pages_ + 1))};
     kv_.n_exact = {2};
@@ -96,9 +97,9 @@ class Bed {
     if (kv_.exact[0]) cudaMemset(kv_.exact[0], 0xff, graph::kv_exact_page_bytes(spec) * 2);
     cudaDeviceSynchronize();
     backends::Decisions decisions;
-    decisions.keep_values = true;
+    decisions.keep_values = !shape.fused;
     decisions.flash = shape.flash ? backends::FlashAttention::kOn : backends::FlashAttention::kOff;
-    executable_ = backend_->compile(small_.graph, decisions, kv_, kTokens);
+    executable_ = backend_->compile(small_.graph, decisions, kv_, shape.tokens);
     for (int p = 0; p < n_pages_; ++p) pages_.push_back((p * 2 + 1) % (n_pages_ + 1));
   }
   ~Bed() {
@@ -281,6 +282,21 @@ TEST_P(CudaAttention, PromptAndDecodeAgreeWithDouble) {
   compare(450, 451);
 }
 
+TEST(CudaAttentionFewRows, WindowsOf1024) {
+  KVASIR_NEEDS_CUDA();
+  using enum DType;
+  for (DType type : {f16, q8_0, tbq4_h, tbq3_ht, q4_0})
+    for (bool fused : {false, true}) {
+      Shape shape{type, type, 256, 8, 4, 1024, true};
+      shape.tokens = 1152;
+      shape.fused = fused;
+      Bed bed(shape);
+      bed.step(0, 1085);
+      for (int p = 1085; p < 1090; ++p)
+        EXPECT_LE(nmse(bed.step(p, p + 1), bed.expected(p)), 2e-6) << shape_name(shape) << " at " << p;
+    }
+}
+
 // Types that encode whole pages and hold both sides.
 std::vector<DType> coded_types() {
   using enum DType;
@@ -312,6 +328,13 @@ std::vector<Shape> shapes() {
     out.push_back({tbq4_ht, q4_0, 256, 4, 4, 0, flash, 5.0f});
     out.push_back({tbq3_tcq, tbq3_tcq, 256, 4, 1, 0, flash, 0, true});
   }
+  for (DType type : types)
+    for (int d : {64, 128, 256, 512})
+      if (formats::require(type).takes(d)) {
+        Shape fused{type, type, d, 8, d == 64 ? 4 : 1, d == 128 ? 0 : 100, true};
+        fused.fused = true;
+        out.push_back(fused);
+      }
   out.push_back({f32, f32, 256, 4, 1, 0, false});
   out.push_back({bf16, bf16, 256, 4, 1, 100, false});
   out.push_back({f32, tbq4_h, 128, 4, 1, 0, false});

@@ -7,6 +7,7 @@
 
 #include "backends/cuda/kernels/attention/attention.h"
 #include "backends/cuda/kernels/attention/head_sizes.h"
+#include "backends/cuda/kernels/near/near.h"
 #include "backends/cuda/runtime/executable.h"
 #include "backends/cuda/runtime/pages.h"
 #include "base/error.h"
@@ -99,6 +100,20 @@ class Rig {
     std::vector<float> out(n);
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(out.data(), args.out, n * 4, cudaMemcpyDeviceToHost), cudaSuccess);
+    return out;
+  }
+  // attend_near(), heads ready; nothing where it does not take the case.
+  std::vector<float> run_near() {
+    NearArgs args;
+    args.kv = kv_;
+    args.q = args_.q, args.out = args_.out;
+    args.n_head = c_.n_head, args.n_rows = c_.n_rows;
+    args.scale = args_.scale, args.softcap = c_.softcap;
+    if (!has_near(args)) return {};
+    attend_near({nullptr, false}, args, step_);
+    std::vector<float> out(size_t(c_.n_rows) * size_t(c_.n_head) * size_t(c_.head_dim));
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(out.data(), args.out, out.size() * 4, cudaMemcpyDeviceToHost), cudaSuccess);
     return out;
   }
   AttentionKernel fast() const { return choose_attention(kv_, c_.n_rows, true, c_.portable); }
@@ -320,6 +335,34 @@ TEST(CudaPromptKernel, LongContextsOfHalves) {
         c.k = v, c.v = DType::f16, c.first_pos = 70;
         expect_agreement(c);
       }
+}
+
+// One row over few keys, also with levels times scales beyond what f16 holds.
+TEST(CudaNearKernel, EveryTypeAndWhatOutrangesHalves) {
+  KVASIR_NEEDS_CUDA();
+  std::vector<DType> types = kEncoded;
+  types.push_back(DType::f16);
+  for (int d : {64, 128, 256, 512})
+    for (DType t : types)
+      for (float spread : {2.0f, 60000.0f})
+        for (int window : {0, 300}) {
+          Case c{t, t, d, 8, d == 128 ? 4 : 1, window ? 700 : 500};
+          if (!formats::require(t).takes(d)) continue;
+          c.scale_spread = spread;
+          c.window = window;
+          c.softcap = window ? 20.0f : 0.0f;
+          Rig rig(c);
+          const std::vector<float> near = rig.run_near();
+          if (near.empty()) {
+            EXPECT_LT(d, 256) << formats::require(t).name;
+            continue;
+          }
+          const std::vector<float> again = rig.run_near(), plain = rig.run(AttentionKernel::kPlain);
+          EXPECT_LE(nmse(near, std::vector<double>(plain.begin(), plain.end())), 0x1p-18)
+              << formats::require(t).name << " head size " << d << ", scales to " << spread << ", window "
+              << window;
+          EXPECT_EQ(0, std::memcmp(near.data(), again.data(), near.size() * sizeof(float)));
+        }
 }
 
 // Levels times scales beyond what f16 holds: scales are f16 themselves.

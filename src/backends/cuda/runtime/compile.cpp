@@ -125,18 +125,24 @@ void CudaExecutable::prepare_kv() {
     view.tables = upload_kv_tables(spec, memory_);
     kv_.push_back(view);
   }
-  std::vector<KvView> open;
-  for (const KvView& view : kv_)
-    if (few_form(view.k_form) && few_form(view.v_form) &&
-        (open_page(view.k_form) || open_page(view.v_form))) {
-      open.push_back(view);
-      max_open_heads_ = std::max(max_open_heads_, view.n_kv);
+  for (const bool search : {false, true}) {
+    std::vector<EncodeView> open;
+    EncodeViews& to = open_kv_[search];
+    for (size_t i = 0; i < kv_.size(); ++i) {
+      const KvView& view = kv_[i];
+      if (!open_page(view.k_form) && !open_page(view.v_form)) continue;
+      if ((slow_to_encode(view.k_form) || slow_to_encode(view.v_form)) != search) continue;
+      open.push_back({view, layer_of(i, graph_.kv[i])});
+      to.max_kv = std::max(to.max_kv, view.n_kv);
     }
-  n_open_kv_ = int(open.size());
-  if (open.empty()) return;
-  open_kv_ = Memory(open.size() * sizeof(KvView), Place::kDevice, "allocating cache views");
-  check(cudaMemcpy(open_kv_.as(), open.data(), open.size() * sizeof(KvView), cudaMemcpyHostToDevice),
-        "uploading cache views");
+    to.n = int(open.size());
+    if (open.empty()) continue;
+    memory_.emplace_back(open.size() * sizeof(EncodeView), Place::kDevice, "allocating cache views");
+    to.views = memory_.back().as<EncodeView>();
+    check(cudaMemcpy(memory_.back().as(), open.data(), open.size() * sizeof(EncodeView),
+                     cudaMemcpyHostToDevice),
+          "uploading cache views");
+  }
 }
 
 void CudaExecutable::prepare_ropes() {
@@ -309,9 +315,10 @@ size_t CudaExecutable::add_heads(size_t at) {
     if (n == 0 || (heads.attention != kNone && runs_near(rows, heads.attention_kv, heads.attention))) return;
     const HeadArgs launched = head_args(heads);
     if (rows.few() && has_few_heads(launched)) return run_few_heads(next(), launched, step_view(), n);
-    run_heads(next(), launched, step_view(), n, rows.own_pages);
-    if (heads.stores && needs_encode(launched.kv, rows.own_pages))
-      encode_pages(next(), launched, step_view(), n, rows.own_pages);
+    const bool encodes = rows.own_pages && !rows.few();  // of few rows: encode_step()
+    run_heads(next(), launched, step_view(), n, encodes);
+    if (heads.stores && !rows.few() && needs_encode(launched.kv, encodes))
+      encode_pages(next(), launched, step_view(), n, encodes);
   });
   return used;
 }
@@ -346,6 +353,7 @@ bool CudaExecutable::add_near(const Op& op, NearArgs& near) {
   near.output_rows = set_of(op.out) == graph::RowSet::kOutput;
   near.heads.layer = op.layer;
   if (!has_near(near)) return false;
+  near.one_sequence = decisions_.n_seq <= 1;
   const auto it = heads_of_.find(op.in[0]);
   if (it == heads_of_.end() || decisions_.keep_values || consumers_[size_t(op.in[0])] != 1) return true;
   HeadsNode& heads = heads_[it->second];
@@ -525,6 +533,7 @@ void CudaExecutable::add_attention(const Op& op) {
       near.q = rotated ? rotated : data(q);
       near.out = data(out);
       near.n_rows = n;
+      near.one_row = rows.all == 1;
       if (heads) near.heads = head_args(*heads);
       return attend_near(next(), near, step_view());
     }

@@ -56,6 +56,7 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
   std::memcpy(base + rows_at_, step.rows.data(), step.rows.size_bytes());
   rows.out = 0;
   rows.own_pages = rows.all_near = true;
+  rows.fills = false;
   rows.shifted =
       std::ranges::any_of(step.sequences, [](const graph::SequenceView& s) { return s.shift != 0; });
   std::vector<bool> seen(step.sequences.size(), false);
@@ -65,6 +66,8 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
     if (seen[size_t(row.seq)]) rows.own_pages = false;
     seen[size_t(row.seq)] = true;
     if (row.pos >= kNearKeys) rows.all_near = false;
+    if (row.pos % graph::kPageTokens == graph::kPageTokens - 1)
+      rows.fills = open_kv_[0].n + open_kv_[1].n > 0;
   }
   slot().rows.assign(step.rows.begin(), step.rows.end());
 }
@@ -124,8 +127,10 @@ void CudaExecutable::write_tables(const graph::StepParams& step) {
 }
 
 void CudaExecutable::encode_step(const Rows& rows) {
-  if (rows.few() && n_open_kv_ > 0)
-    encode_pages_of(next(), open_kv_.as<const KvView>(), n_open_kv_, max_open_heads_, step_view(), rows.all);
+  if (!rows.few() || !rows.fills) return;
+  for (const bool search : {false, true})
+    if (open_kv_[search].n > 0)
+      encode_pages_of(next(), open_kv_[search], search, step_view(), rows.all, slot().params.as<int32_t>());
 }
 
 void CudaExecutable::upload_params() {
@@ -193,7 +198,7 @@ void CudaExecutable::start(const graph::StepParams& step) {
   } else {
     // The first step of a kind runs as it is (kernels are loaded then), the second is captured.
     const auto key = std::make_tuple(slot_, rows_.all, rows_.out, rows_.own_pages, rows_.shifted,
-                                     rows_.all_near, int(choice_.n_best));
+                                     rows_.all_near, rows_.fills, int(choice_.n_best));
     const auto it = graphs_.find(key);
     if (it == graphs_.end()) {
       enqueue(rows_);
@@ -519,7 +524,8 @@ std::span<const float> CudaExecutable::logits(int output_row) {
 }
 
 // The n best keys of a row of logits, first in keys_.
-void CudaExecutable::choose(const std::function<Launch()>& how, const float* logits, int n, const Drawing& drawing) {
+void CudaExecutable::choose(const std::function<Launch()>& how, const float* logits, int n,
+                            const Drawing& drawing) {
   uint64_t* best = keys_.as<uint64_t>();
   choose_best(how, logits, graph_.n_vocab, n, best + kMaxChosen, best, drawing);
 }
@@ -538,7 +544,8 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
   }
   choose([this] { return Launch{stream_, false}; }, logits_on_device(output_row), n, {});
   check(cudaGetLastError(), "choosing candidates");
-  check(cudaMemcpyAsync(keys_host_.as(), keys_.as(), size_t(n) * sizeof(uint64_t), cudaMemcpyDeviceToHost, stream_),
+  check(cudaMemcpyAsync(keys_host_.as(), keys_.as(), size_t(n) * sizeof(uint64_t), cudaMemcpyDeviceToHost,
+                        stream_),
         "reading candidates");
   check(cudaStreamSynchronize(stream_), "choosing candidates");
   candidates_.clear();
@@ -550,7 +557,8 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
 }
 
 std::span<const float> CudaExecutable::inspect(ValueId value) {
-  if (!decisions_.keep_values || !data(value)) return {};
+  const bool kept = decisions_.keep_values || consumers_[size_t(value)] == 0;  // nothing takes its place
+  if (!kept || !data(value)) return {};
   const size_t n = size_t(rows_.of(set_of(value))) * size_t(width(value));
   inspected_.resize(n);
   check(cudaMemcpyAsync(inspected_.data(), data(value), n * sizeof(float), cudaMemcpyDeviceToHost, stream_),

@@ -53,6 +53,7 @@ class CudaExecutable final : public backends::Executable {
     // until then only rows of the same page read them.
     bool few() const { return all <= kMaxMatvecRows && own_pages; }
     bool shifted = false;   // a sequence has keys that were turned at pos + shift
+    bool fills = false;     // one of them is the last of a page that is encoded
     bool all_near = false;  // no row sees more than kNearKeys keys in any layer
     int of(graph::RowSet set) const { return set == graph::RowSet::kAll ? all : out; }
   };
@@ -66,8 +67,8 @@ class CudaExecutable final : public backends::Executable {
   // What one step brings and leaves; two, because one can be written while the other is on its way.
   struct Slot {
     Memory params_host, params;
-    // The first 16 bytes of params after the step: fault, key of the token chosen after it. Before the step the
-    // key is 0, or the random number that decides.
+    // The first 16 bytes of params after the step: fault, key of the token chosen after it. Before the step
+    // the key is 0, or the random number that decides.
     Memory outcome;
     std::vector<graph::Row> rows;
     cudaEvent_t done = nullptr;
@@ -177,8 +178,7 @@ class CudaExecutable final : public backends::Executable {
   std::deque<HeadsNode> heads_;
   std::map<graph::ValueId, size_t> heads_of_;  // by queries: in heads_, when they are the node added last
   std::vector<KvView> kv_;
-  Memory open_kv_;  // on the device: the caches of kv_ whose pages are encoded when they are full
-  int n_open_kv_ = 0, max_open_heads_ = 0;
+  EncodeViews open_kv_[2];  // the caches of kv_ whose pages are encoded when they are full; [1]: by a search
   std::vector<RopeTableArgs> ropes_;
   std::vector<int> consumers_;  // by value
   std::vector<bool> int8_;      // by value: its quantised rows are made
@@ -199,7 +199,7 @@ class CudaExecutable final : public backends::Executable {
   int table_stride_ = 0;
   bool may_overlap_ = false;
   // By slot, rows, wanted rows, three marks of Rows, candidates; null: seen once.
-  std::map<std::tuple<int, int, int, bool, bool, bool, int>, cudaGraphExec_t> graphs_;
+  std::map<std::tuple<int, int, int, bool, bool, bool, bool, int>, cudaGraphExec_t> graphs_;
   graph::Choice choice_, drawn_by_;  // after the step being enqueued; of the captured launches that draw
   Rows rows_;
   Memory logits_, logits_host_;

@@ -6,6 +6,10 @@
 #include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/team.cuh"
 
+// Types that it takes, as decode_form() says.
+#define KVASIR_DECODE_FORMS(row) \
+  row(kF16) row(kQ8_0) row(kTbq2H) row(kTbq3H) row(kTbq4H) row(kTbq2Ht) row(kTbq3Ht) row(kTbq4Ht)
+
 namespace kvasir::cuda {
 namespace {
 
@@ -15,22 +19,15 @@ __device__ __forceinline__ void with_form(const Forms& forms, bool values, const
     static_assert(Forms::k == Forms::v);
     act(std::integral_constant<KvForm, Forms::k>{});
   } else {
+    switch (values ? forms.v : forms.k) {
 #define KVASIR_FORM(name) \
   case KvForm::name:      \
-    return act(std::integral_constant<KvForm, KvForm::name>{})
-    switch (values ? forms.v : forms.k) {
-      KVASIR_FORM(kF16);
-      KVASIR_FORM(kQ8_0);
-      KVASIR_FORM(kTbq2H);
-      KVASIR_FORM(kTbq3H);
-      KVASIR_FORM(kTbq4H);
-      KVASIR_FORM(kTbq2Ht);
-      KVASIR_FORM(kTbq3Ht);
-      KVASIR_FORM(kTbq4Ht);
+    return act(std::integral_constant<KvForm, KvForm::name>{});
+      KVASIR_DECODE_FORMS(KVASIR_FORM)
+#undef KVASIR_FORM
       default:
         __trap();  // has_decode refuses it
     }
-#undef KVASIR_FORM
   }
 }
 
@@ -389,22 +386,15 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
 template <int D>
 void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
   if (args.kv.k_form != args.kv.v_form) return run<D, Read>(how, args, step);
+  switch (args.kv.k_form) {
 #define KVASIR_FORM(name) \
   case KvForm::name:      \
-    return run<D, Known<KvForm::name, KvForm::name>>(how, args, step)
-  switch (args.kv.k_form) {
-    KVASIR_FORM(kF16);
-    KVASIR_FORM(kQ8_0);
-    KVASIR_FORM(kTbq2H);
-    KVASIR_FORM(kTbq3H);
-    KVASIR_FORM(kTbq4H);
-    KVASIR_FORM(kTbq2Ht);
-    KVASIR_FORM(kTbq3Ht);
-    KVASIR_FORM(kTbq4Ht);
+    return run<D, Known<KvForm::name, KvForm::name>>(how, args, step);
+    KVASIR_DECODE_FORMS(KVASIR_FORM)
+#undef KVASIR_FORM
     default:
       refuse_cache("attention decode", args.kv);
   }
-#undef KVASIR_FORM
 }
 
 }  // namespace

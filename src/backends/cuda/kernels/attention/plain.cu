@@ -220,8 +220,14 @@ __device__ __forceinline__ void merge_head(const AttentionArgs& a) {
   const KvBasis basis = basis_of(a.kv.v_form);
   if (basis == KvBasis::kHeadWide)
     warp_unrotate(1, x, lane);
-  else if (basis != KvBasis::kModel)
-    leave_block_basis(basis, x, lane);
+  else if (basis != KvBasis::kModel) {
+    float y[E];  // x itself stays in registers
+#pragma unroll
+    for (int i = 0; i < E; ++i) y[i] = x[i];
+    leave_block_basis(basis, y, lane);
+#pragma unroll
+    for (int i = 0; i < E; ++i) x[i] = y[i];
+  }
 #pragma unroll
   for (int i = 0; i < E; ++i) a.out[head * kDim + lane * E + i] = x[i];
   if (a.quant.q) quantize_lanes(x, lane, a.quant.q + head * kDim, a.quant.meta + head * E);

@@ -14,31 +14,6 @@ constexpr int kThreads = 512;
 constexpr float kUnit = 4;  // of a tile whose values f16 cannot hold: levels are below 4, scales are f16
 constexpr float kSketchUnit = 16;  // of qjl1_256: a norm is at most 65504 sqrt(128)
 
-__device__ __forceinline__ bool any_infinite(int4 v) {
-  const auto of = [](int two) { return ((uint32_t(two) & 0x7fff7fffu) + 0x04000400u) & 0x80008000u; };
-  return (of(v.x) | of(v.y) | of(v.z) | of(v.w)) != 0;
-}
-
-// Codes of eight values of the types that prompts read most, and of the others.
-template <int D, KvForm F>
-__device__ __forceinline__ RawUnit load_codes(const uint8_t* data, int row, int column) {
-  const int unit = row * (D / 8) + column;
-  if constexpr (F == KvForm::kQ8_0) {
-    const uint2 codes = reinterpret_cast<const uint2*>(data)[unit];
-    return {codes.x, codes.y, reinterpret_cast<const __half*>(data + kPage * D)[row * (D / 32) + column / 4]};
-  } else if constexpr (F == KvForm::kTbq2H) {
-    return {reinterpret_cast<const uint16_t*>(data)[unit], 0,
-            reinterpret_cast<const __half*>(data + kPage * (D / 4))[row]};
-  } else {
-    return load_unit<D, F>(data, row, column);
-  }
-}
-template <KvForm F>
-__device__ __forceinline__ int4 expand(const RawUnit& raw, const LevelBytes& levels, const KvTables& tables) {
-  if constexpr (F == KvForm::kQ8_0) return expand_int8({raw.codes, raw.more}, raw.scale);
-  if constexpr (F != KvForm::kQ8_0) return expand_unit<F>(raw, levels, tables);
-}
-
 // One tile, rows before `low` zeros; true when a value of this thread is infinite. kScaled: in units of
 // kUnit.
 template <int D, KvForm F, bool kScaled>
@@ -52,13 +27,13 @@ __device__ __forceinline__ bool fill_tile(const uint8_t* data, int low, const Le
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int unit = first + i * kThreads;
-      raw[i] = load_codes<D, F>(data, unit / kUnits, unit % kUnits);
+      raw[i] = load_raw<D, F>(data, unit / kUnits, unit % kUnits);
       if constexpr (kScaled) raw[i].scale = __hmul(raw[i].scale, __float2half_rn(1 / kUnit));
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int unit = first + i * kThreads;
-      int4 v = expand<F>(raw[i], levels, tables);
+      int4 v = expand_raw<F>(raw[i], levels, tables);
       if (unit / kUnits < low) v = {0, 0, 0, 0};
       infinite |= any_infinite(v);
       *reinterpret_cast<int4*>(tile + tile_place(unit / kUnits, unit % kUnits)) = v;

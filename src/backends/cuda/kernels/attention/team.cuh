@@ -409,17 +409,19 @@ __device__ __forceinline__ Warp<D> find_warp(const AttentionArgs& a, const StepV
   Warp<D> warp{a, step};
   warp.out_row = int(blockIdx.z);
   // Rows, sequences and tables were there before the first kernel of the step.
-  const graph::Row* row = step.rows + (a.output_rows ? step.out_rows[warp.out_row] : warp.out_row);
+  const graph::Row* row =
+      step.rows + (a.output_rows && !a.settled ? step.out_rows[warp.out_row] : warp.out_row);
   warp.pos = row->pos, warp.seq = row->seq;
-  const SequenceInfo* sequence = step.sequences + warp.seq;
-  warp.shift = sequence->shift, warp.keep_pages = sequence->keep_pages;
+  SequenceInfo sequence = step.sequences[0];  // most often it: asked for beside the row
+  if (warp.seq != 0) sequence = step.sequences[warp.seq];
+  warp.shift = sequence.shift, warp.keep_pages = sequence.keep_pages;
   warp.lane = int(threadIdx.x) % 32;
   warp.team = index / kTeam;
   warp.part = index % kTeam;
   warp.kv_head = int(blockIdx.y) / head_tiles;
   warp.first_head = warp.kv_head * group + tile * kDecodeHeads;
   warp.n_heads = min(kDecodeHeads, group - tile * kDecodeHeads);
-  warp.first_pos = sequence->first_pos[a.kv.window > 0];
+  warp.first_pos = a.kv.window > 0 ? sequence.first_pos[1] : sequence.first_pos[0];
   if (a.kv.window > 0) warp.first_pos = max(warp.first_pos, warp.pos - a.kv.window + 1);
   warp.table = step.tables + (int64_t(warp.seq) * 4 + (a.kv.window > 0 ? 2 : 0)) * step.table_stride;
   warp.exact_table = warp.table + step.table_stride;

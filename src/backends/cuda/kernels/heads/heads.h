@@ -7,7 +7,7 @@
 namespace kvasir::cuda {
 
 constexpr bool few_form(KvForm form) {
-  return !slow_to_encode(form) && (basis_of(form) == KvBasis::kModel || basis_of(form) == KvBasis::kHeadWide);
+  return basis_of(form) == KvBasis::kModel || basis_of(form) == KvBasis::kHeadWide;
 }
 bool has_few_heads(const HeadArgs& args);
 // Leaves full pages unencoded.

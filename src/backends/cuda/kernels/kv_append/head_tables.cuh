@@ -48,20 +48,25 @@ __device__ __forceinline__ float flip_sign(int side, int i, float v) {
   return __uint_as_float(__float_as_uint(v) ^ (((kHeadTables.signs[side][i / 32] >> (i % 32)) & 1u) << 31));
 }
 
+// H_E x of a lane's own values. Loops of known length: others stay loops at 16 values, and x in memory.
+template <int E>
+__device__ __forceinline__ void lane_hadamard(float (&x)[E]) {
+#pragma unroll
+  for (int bit = 1; bit < E; bit *= 2)
+#pragma unroll
+    for (int pair = 0; pair < E / 2; ++pair) {
+      const int low = pair / bit * (2 * bit) + pair % bit;
+      const float a = x[low], b = x[low + bit];
+      x[low] = __fadd_rn(a, b);
+      x[low + bit] = __fsub_rn(a, b);
+    }
+}
+
 // H_d x / sqrt(d) of a head spread over a warp: lane l holds values l * E .. l * E + E - 1. Adds in the
 // scalar codec's order.
 template <int E>
 __device__ __forceinline__ void warp_hadamard(float (&x)[E], int lane) {
-#pragma unroll
-  for (int distance = 1; distance < E; distance *= 2)
-#pragma unroll
-    for (int start = 0; start < E; start += 2 * distance)
-#pragma unroll
-      for (int i = 0; i < distance; ++i) {
-        const float a = x[start + i], b = x[start + i + distance];
-        x[start + i] = __fadd_rn(a, b);
-        x[start + i + distance] = __fsub_rn(a, b);
-      }
+  lane_hadamard(x);
 #pragma unroll
   for (int o = 1; o < 32; o *= 2)
 #pragma unroll
@@ -93,16 +98,7 @@ __device__ __forceinline__ void warp_unrotate(int side, float (&x)[E], int lane)
 // H x / sqrt(block) of every block of a head (32 or 128 values; the head is a multiple), as warp_hadamard.
 template <int E>
 __device__ __forceinline__ void warp_block_hadamard(int block, float (&x)[E], int lane) {
-#pragma unroll
-  for (int distance = 1; distance < E; distance *= 2)
-#pragma unroll
-    for (int start = 0; start < E; start += 2 * distance)
-#pragma unroll
-      for (int i = 0; i < distance; ++i) {
-        const float a = x[start + i], b = x[start + i + distance];
-        x[start + i] = __fadd_rn(a, b);
-        x[start + i + distance] = __fsub_rn(a, b);
-      }
+  lane_hadamard(x);
   for (int o = 1; o < block / E; o *= 2)
 #pragma unroll
     for (int i = 0; i < E; ++i) {

@@ -182,33 +182,62 @@ __global__ void __launch_bounds__(kEncode ? 512 : 128)
   }
 }
 
-__global__ void __launch_bounds__(512) encode_kernel(KvView kv, StepView step) {
-  __shared__ QuickScratch scratch[16];
-  let_next_start();
-  wait_for_inputs();
-  const graph::Row row = step.rows[blockIdx.x];
-  const int head = int(blockIdx.y), side = int(blockIdx.z), page = row.pos / kPage;
-  const KvForm form = side ? kv.v_form : kv.k_form;
-  if (row.pos % kPage != kPage - 1 || !open_page(form)) return;
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, d = kv.head_dim;
-  const __half* from = exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
-  uint8_t* to = region(kv, table(step, kv, row.seq, false)[page], head, side);
-  for (int token = warp; token < kPage; token += 16)
-    encode_quick_row(form, from + int64_t(token) * d, d, token, to, lane, scratch[warp]);
-}
-
 constexpr int kSearchWarps = 4;
 
 // The index of the step's k-th row that is the last of its page, or -1.
 __device__ int filling_row(const StepView& step, int n_rows, int k, int lane) {
-  for (int first = 0; first < n_rows; first += 32) {
-    const bool fills = first + lane < n_rows && step.rows[first + lane].pos % kPage == kPage - 1;
-    const uint32_t mask = __ballot_sync(~0u, fills);
-    const int n = __popc(mask);
-    if (k < n) return first + int(__fns(mask, 0, k + 1));
-    k -= n;
+  constexpr int kBatch = 4;  // loads in flight
+  for (int first = 0; first < n_rows; first += 32 * kBatch) {
+    bool fills[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int r = first + 32 * i + lane;
+      fills[i] = r < n_rows && step.rows[r].pos % kPage == kPage - 1;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t mask = __ballot_sync(~0u, fills[i]);
+      const int n = __popc(mask);
+      if (k >= 0 && k < n) return first + 32 * i + int(__fns(mask, 0, k + 1));
+      k -= n;
+    }
   }
   return -1;
+}
+// Blocks along x for the pages that rows can fill.
+int filled_pages(int n_rows) { return n_rows < n_rows / kPage + 8 ? n_rows : n_rows / kPage + 8; }
+
+// Where the exact rows of a page lie, and its encoded ones.
+struct PageToEncode {
+  const __half* from;
+  uint8_t* to;
+};
+__device__ __forceinline__ PageToEncode find_page(const KvView& kv, const StepView& step,
+                                                  const graph::Row& row, int head, int side) {
+  const int page = row.pos / kPage;
+  return {exact_region(kv, table(step, kv, row.seq, true)[page], head, side),
+          region(kv, table(step, kv, row.seq, false)[page], head, side)};
+}
+
+constexpr int kQuickWarps = 16, kQuickParts = kPage / kQuickWarps;
+
+// Pages by blockIdx.x, KV head and side by .y, a quarter of the tokens by .z: a warp a row.
+__global__ void __launch_bounds__(32 * kQuickWarps)
+    encode_kernel(const __grid_constant__ KvView kv, StepView step, int n_rows) {
+  __shared__ QuickScratch scratch[kQuickWarps];
+  let_next_start();
+  wait_for_inputs();
+  const int head = int(blockIdx.y) / 2, side = int(blockIdx.y) % 2;
+  const KvForm form = side ? kv.v_form : kv.k_form;
+  if (!open_page(form)) return;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, d = kv.head_dim;
+  const int token = int(blockIdx.z) * kQuickWarps + warp;
+  for (int k = int(blockIdx.x);; k += int(gridDim.x)) {
+    const int r = filling_row(step, n_rows, k, lane);
+    if (r < 0) return;
+    const PageToEncode page = find_page(kv, step, step.rows[r], head, side);
+    encode_quick_row(form, page.from + int64_t(token) * d, d, token, page.to, lane, scratch[warp]);
+  }
 }
 
 struct EncodeArgs {
@@ -217,6 +246,26 @@ struct EncodeArgs {
   int layer;
   int32_t* fault;
 };
+
+// Row `token` of the page that step row r fills, by a warp. A row that the type cannot hold is named.
+template <int D>
+__device__ __forceinline__ void search_row(const KvView& kv, int layer, const StepView& step, int r, int head,
+                                           int side, int token, int lane, int32_t* fault,
+                                           TrellisScratch<D>& scratch) {
+  const KvForm form = side ? kv.v_form : kv.k_form;
+  const int d = kv.head_dim;
+  const graph::Row row = step.rows[r];
+  const PageToEncode page = find_page(kv, step, row, head, side);
+  stage_row(page.from + int64_t(token) * d, d, lane, scratch.row);
+  const bool fits =
+      encode_row(form, Warp{lane}, scratch.row, d, kv.tables, scratch, place_row(form, d, token, page.to));
+  if (fits || lane != 0 || atomicCAS(fault, -1, layer) != -1) return;
+  // The row itself, when it is one of this step's.
+  const int own = r - (kPage - 1 - token);
+  const bool mine =
+      own >= 0 && step.rows[own].seq == row.seq && step.rows[own].pos == row.pos / kPage * kPage + token;
+  fault[1] = mine ? own : r;
+}
 
 // Pages by blockIdx.x, KV head and side by .y, tokens by .z: a warp a row.
 template <int D>
@@ -228,50 +277,59 @@ __global__ void __launch_bounds__(32 * kSearchWarps)
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int head = int(blockIdx.y) / 2, side = int(blockIdx.y) % 2,
             token = int(blockIdx.z) * kSearchWarps + warp;
-  const KvForm form = side ? a.kv.v_form : a.kv.k_form;
   if (!a.sides[side]) return;
   auto& scratch = reinterpret_cast<TrellisScratch<D>*>(memory)[warp];
   for (int k = int(blockIdx.x);; k += int(gridDim.x)) {
     const int r = filling_row(step, n_rows, k, lane);
     if (r < 0) return;
-    const graph::Row row = step.rows[r];
-    const int page = row.pos / kPage;
-    const __half* from = exact_region(a.kv, table(step, a.kv, row.seq, true)[page], head, side);
-    uint8_t* to = region(a.kv, table(step, a.kv, row.seq, false)[page], head, side);
-    stage_row(from + token * D, D, lane, scratch.row);
-    const bool fits =
-        encode_row(form, Warp{lane}, scratch.row, D, a.kv.tables, scratch, place_row(form, D, token, to));
-    if (fits || lane != 0 || atomicCAS(a.fault, -1, a.layer) != -1) continue;
-    // The row itself, when it is one of this step's.
-    const int own = r - (kPage - 1 - token);
-    const bool mine = own >= 0 && step.rows[own].seq == row.seq && step.rows[own].pos == page * kPage + token;
-    a.fault[1] = mine ? own : r;
+    search_row(a.kv, a.layer, step, r, head, side, token, lane, a.fault, scratch);
   }
 }
 
 template <int D>
 void run_search(const Launch& how, const EncodeArgs& args, const StepView& step, int n_rows) {
-  const int pages = n_rows < n_rows / kPage + 8 ? n_rows : n_rows / kPage + 8;
-  launch(how, dim3(unsigned(pages), unsigned(2 * args.kv.n_kv), unsigned(kPage / kSearchWarps)),
+  launch(how,
+         dim3(unsigned(filled_pages(n_rows)), unsigned(2 * args.kv.n_kv), unsigned(kPage / kSearchWarps)),
          dim3(32 * kSearchWarps), sizeof(TrellisScratch<D>) * kSearchWarps, search_kernel<D>, args, step,
          n_rows);
 }
 
-__global__ void __launch_bounds__(512) encode_views_kernel(const KvView* views, StepView step) {
+__global__ void __launch_bounds__(512) encode_views_kernel(EncodeViews all, StepView step) {
   __shared__ QuickScratch scratch[16];
   let_next_start();
   wait_for_inputs();
   const graph::Row row = step.rows[blockIdx.x];
   if (row.pos % kPage != kPage - 1) return;
-  const KvView& kv = views[blockIdx.z];
-  const int head = int(blockIdx.y) / 2, side = int(blockIdx.y) % 2, page = row.pos / kPage;
+  const KvView& kv = all.views[blockIdx.z].kv;
+  const int head = int(blockIdx.y) / 2, side = int(blockIdx.y) % 2;
   const KvForm form = side ? kv.v_form : kv.k_form;
   if (head >= kv.n_kv || !open_page(form)) return;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, d = kv.head_dim;
-  const __half* from = exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
-  uint8_t* to = region(kv, table(step, kv, row.seq, false)[page], head, side);
+  const PageToEncode page = find_page(kv, step, row, head, side);
   for (int token = warp; token < kPage; token += 16)
-    encode_quick_row(form, from + int64_t(token) * d, d, token, to, lane, scratch[warp]);
+    encode_quick_row(form, page.from + int64_t(token) * d, d, token, page.to, lane, scratch[warp]);
+}
+
+// Any cache and page by any block: most steps fill none, and a block ends at once.
+constexpr int kSearchSize = 512;
+__global__ void __launch_bounds__(32 * kSearchWarps)
+    search_views_kernel(EncodeViews all, StepView step, int n_rows, int32_t* fault) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  let_next_start();
+  wait_for_inputs();
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  auto& scratch = reinterpret_cast<TrellisScratch<kSearchSize>*>(memory)[warp];
+  const int groups = kPage / kSearchWarps, each = 2 * all.max_kv * groups, n = all.n * each;
+  for (int r = 0; r < n_rows; ++r) {
+    if (step.rows[r].pos % kPage != kPage - 1) continue;
+    for (int i = int(blockIdx.x); i < n; i += int(gridDim.x)) {
+      const EncodeView& view = all.views[i / each];
+      const int head = i % each / (2 * groups), side = i / groups % 2,
+                token = i % groups * kSearchWarps + warp;
+      if (head < view.kv.n_kv && open_page(side ? view.kv.v_form : view.kv.k_form))
+        search_row(view.kv, view.layer, step, r, head, side, token, lane, fault, scratch);
+    }
+  }
 }
 
 template <int E>
@@ -303,7 +361,8 @@ bool needs_encode(const KvView& kv, bool encode) {
 void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encoded) {
   const KvView& kv = args.kv;
   if (!slow_to_encode(kv.k_form) && !slow_to_encode(kv.v_form))
-    return launch(how, dim3(unsigned(n_rows), unsigned(kv.n_kv), 2), dim3(512), 0, encode_kernel, kv, step);
+    return launch(how, dim3(unsigned(filled_pages(n_rows)), unsigned(2 * kv.n_kv), kQuickParts),
+                  dim3(32 * kQuickWarps), 0, encode_kernel, kv, step, n_rows);
   EncodeArgs search{kv, {}, args.layer, args.fault};
   const auto left = [&](KvForm form) { return open_page(form) && (!encoded || slow_to_encode(form)); };
   search.sides[0] = left(kv.k_form);
@@ -312,10 +371,14 @@ void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step,
                                     [&](auto size) { run_search<size.value>(how, search, step, n_rows); });
 }
 
-void encode_pages_of(const Launch& how, const KvView* views, int n_views, int max_kv, const StepView& step,
-                     int n_rows) {
-  launch(how, dim3(unsigned(n_rows), unsigned(2 * max_kv), unsigned(n_views)), dim3(512), 0,
-         encode_views_kernel, views, step);
+void encode_pages_of(const Launch& how, const EncodeViews& views, bool search, const StepView& step,
+                     int n_rows, int32_t* fault) {
+  if (!search)
+    return launch(how, dim3(unsigned(n_rows), unsigned(2 * views.max_kv), unsigned(views.n)), dim3(512), 0,
+                  encode_views_kernel, views, step);
+  constexpr int kBlocks = 132 * 2;
+  launch(how, dim3(kBlocks), dim3(32 * kSearchWarps), sizeof(TrellisScratch<kSearchSize>) * kSearchWarps,
+         search_views_kernel, views, step, n_rows, fault);
 }
 
 }  // namespace kvasir::cuda

@@ -40,9 +40,18 @@ bool needs_encode(const KvView& kv, bool encode);
 // layer and fault.
 void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encoded);
 
-// The same for several caches (device memory) without slow types, each with at most `max_kv` heads, as one
-// launch.
-void encode_pages_of(const Launch& how, const KvView* views, int n_views, int max_kv, const StepView& step,
-                     int n_rows);
+// Caches whose full pages are encoded together, in device memory.
+struct EncodeView {
+  KvView kv;
+  int layer = -1;
+};
+struct EncodeViews {
+  const EncodeView* views = nullptr;
+  int n = 0, max_kv = 0;  // KV heads of any of them
+};
+// The same for the pages that at most 16 rows fill, each its own, one launch for all caches. `search`: caches
+// with a side that is slow to encode.
+void encode_pages_of(const Launch& how, const EncodeViews& views, bool search, const StepView& step,
+                     int n_rows, int32_t* fault);
 
 }  // namespace kvasir::cuda

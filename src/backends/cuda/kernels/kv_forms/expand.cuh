@@ -10,22 +10,31 @@ namespace kvasir::cuda {
 struct LevelBytes {
   uint32_t low[2], high[2];
   const uint32_t* pairs = nullptr;  // of a trellis type: TrellisPairs in shared memory, where there is room
+  const uint16_t* each = nullptr;   // or its TrellisLevels there
 };
 
+// Where the eight levels of a code book begin, and what they are multiplied by; null without a book.
+struct BookLevels {
+  const float* level;
+  float unit;
+};
+__device__ __forceinline__ BookLevels book_levels(KvForm form, int d) {
+  const int skip = code_bits(form) == 4 ? 8 : 0;
+  if (head_wide(form) && !trellis(form))
+    return {kHeadTables.level[code_bits(form) - 2][size_index(d)] + skip, 1};
+  if (form == KvForm::kTbq3_0) return {kCodecTables.tbq3.level, 1};
+  if (form == KvForm::kTbq4_0) return {kCodecTables.tbq4.level + skip, 1};
+  if (form == KvForm::kQ4Polar) return {kCodecTables.polar.level + skip, formats::kInverseRoot128};
+  return {nullptr, 1};
+}
+
 inline __device__ __noinline__ LevelBytes level_bytes(KvForm form, int d) {
-  LevelBytes out{{0, 0}, {0, 0}, nullptr};
-  const float* level = nullptr;
-  int b = code_bits(form);
-  float unit = 1;
-  if (head_wide(form) && !trellis(form)) level = kHeadTables.level[b - 2][size_index(d)];
-  if (form == KvForm::kTbq3_0) level = kCodecTables.tbq3.level;
-  if (form == KvForm::kTbq4_0) level = kCodecTables.tbq4.level;
-  if (form == KvForm::kQ4Polar) level = kCodecTables.polar.level, unit = formats::kInverseRoot128;
-  if (!level) return out;
-  if (b == 4) level += 8;
+  LevelBytes out{{0, 0}, {0, 0}};
+  const BookLevels book = book_levels(form, d);
+  if (!book.level) return out;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const uint32_t h = __half_as_ushort(__float2half_rn(level[i] * unit));
+    const uint32_t h = __half_as_ushort(__float2half_rn(book.level[i] * book.unit));
     out.low[i / 4] |= (h & 255u) << (8 * (i % 4));
     out.high[i / 4] |= (h >> 8) << (8 * (i % 4));
   }
@@ -116,29 +125,32 @@ __device__ __forceinline__ int4 expand_steps(uint32_t codes, uint32_t high, __ha
 // Trellis types: symbols of eight values and, below them, `before` (of 2 and 3 bits the 6 bits, of 4 bits the
 // 8 bits in front of them in the ring).
 template <int b>
-__device__ __forceinline__ uint16_t trellis_level(uint32_t window) {
-  if constexpr (b == 2) return kTrellisLevels.b2[window & 255];
-  if constexpr (b == 3) return kTrellisLevels.b3[window & 511];
-  return kTrellisLevels.b4[(window >> 4 & 255) | (window & 1) << 8];
+__device__ __forceinline__ const uint16_t* trellis_levels() {
+  return b == 2 ? kTrellisLevels.b2 : b == 3 ? kTrellisLevels.b3 : kTrellisLevels.b4;
+}
+template <int b>
+__device__ __forceinline__ uint16_t trellis_level(uint32_t window, const uint16_t* levels) {
+  return levels[b == 2 ? window & 255 : b == 3 ? window & 511 : (window >> 4 & 255) | (window & 1) << 8];
 }
 template <int b>
 __device__ __forceinline__ int4 expand_trellis(uint32_t symbols, uint32_t before, __half scale,
-                                               const uint32_t* pairs) {
+                                               const LevelBytes& levels) {
   constexpr int kBefore = b == 4 ? 8 : 6;
   const uint32_t low = symbols << kBefore | before, high = symbols >> (32 - kBefore);
   uint32_t out[4];
-  if (pairs) {
+  if (levels.pairs) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint32_t w = __funnelshift_r(low, high, 2 * b * k);
-      out[k] = pairs[b == 4 ? (w >> 4 & 0xfff) | (w & 1) << 12 : w & (TrellisPairs<b>::kEntries - 1)];
+      out[k] = levels.pairs[b == 4 ? (w >> 4 & 0xfff) | (w & 1) << 12 : w & (TrellisPairs<b>::kEntries - 1)];
     }
     return scale_halves({int(out[0]), int(out[1]), int(out[2]), int(out[3])}, scale);
   }
+  const uint16_t* each = levels.each ? levels.each : trellis_levels<b>();
 #pragma unroll
   for (int k = 0; k < 4; ++k)
-    out[k] = uint32_t(trellis_level<b>(__funnelshift_r(low, high, 2 * b * k))) |
-             uint32_t(trellis_level<b>(__funnelshift_r(low, high, 2 * b * k + b))) << 16;
+    out[k] = uint32_t(trellis_level<b>(__funnelshift_r(low, high, 2 * b * k), each)) |
+             uint32_t(trellis_level<b>(__funnelshift_r(low, high, 2 * b * k + b), each)) << 16;
   return scale_halves({int(out[0]), int(out[1]), int(out[2]), int(out[3])}, scale);
 }
 

@@ -77,11 +77,38 @@ __device__ __forceinline__ int4 expand_unit(const RawUnit& raw, const LevelBytes
     }
     return {int(out[0]), int(out[1]), int(out[2]), int(out[3])};
   }
-  if constexpr (trellis(F)) return expand_trellis<code_bits(F)>(raw.codes, raw.more, raw.scale, levels.pairs);
+  if constexpr (trellis(F)) return expand_trellis<code_bits(F)>(raw.codes, raw.more, raw.scale, levels);
   if constexpr (F == KvForm::kQ4_0) return expand_steps<8>(raw.codes, 0, raw.scale);
   if constexpr (F == KvForm::kQ5_0) return expand_steps<16>(raw.codes, raw.more, raw.scale);
   if constexpr (!trellis(F) && F != KvForm::kTbq3Tcq && F != KvForm::kQ4_0 && F != KvForm::kQ5_0)
     return scale_halves(expand_codes<code_bits(F)>(levels, raw.codes), raw.scale);
+}
+
+__device__ __forceinline__ bool any_infinite(int4 v) {
+  const auto of = [](int two) { return ((uint32_t(two) & 0x7fff7fffu) + 0x04000400u) & 0x80008000u; };
+  return (of(v.x) | of(v.y) | of(v.z) | of(v.w)) != 0;
+}
+
+// Eight values of any type but qjl1_256, also of those with a loader of their own.
+template <int D, KvForm F>
+__device__ __forceinline__ RawUnit load_raw(const uint8_t* data, int row, int column) {
+  const int unit = row * (D / 8) + column;
+  if constexpr (F == KvForm::kQ8_0) {
+    const uint2 codes = reinterpret_cast<const uint2*>(data)[unit];
+    return {codes.x, codes.y,
+            reinterpret_cast<const __half*>(data + kRegionRows * D)[row * (D / 32) + column / 4]};
+  } else if constexpr (F == KvForm::kTbq2H) {
+    return {reinterpret_cast<const uint16_t*>(data)[unit], 0,
+            reinterpret_cast<const __half*>(data + kRegionRows * (D / 4))[row]};
+  } else {
+    return load_unit<D, F>(data, row, column);
+  }
+}
+template <KvForm F>
+__device__ __forceinline__ int4 expand_raw(const RawUnit& raw, const LevelBytes& levels,
+                                           const KvTables& tables) {
+  if constexpr (F == KvForm::kQ8_0) return expand_int8({raw.codes, raw.more}, raw.scale);
+  if constexpr (F != KvForm::kQ8_0) return expand_unit<F>(raw, levels, tables);
 }
 
 // Bytes of a type's TrellisPairs.
@@ -224,7 +251,7 @@ __device__ __forceinline__ float trellis_value(const uint8_t* row, int d, int i)
   uint32_t window = 0;
 #pragma unroll
   for (int k = 0; k < kSymbols; ++k) window |= code_at<b>(row, (i + d - kSymbols + 1 + k) % d) << (b * k);
-  return __half2float(__ushort_as_half(trellis_level<b>(window)));
+  return __half2float(__ushort_as_half(trellis_level<b>(window, trellis_levels<b>())));
 }
 
 // Value i of row `token`, as the scalar codec gives it; not of qjl1_256.

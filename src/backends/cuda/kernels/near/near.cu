@@ -2,6 +2,7 @@
 #include "backends/cuda/kernels/attention/pages.cuh"
 #include "backends/cuda/kernels/cluster.cuh"
 #include "backends/cuda/kernels/kv_append/fits.cuh"
+#include "backends/cuda/kernels/kv_forms/load.cuh"
 #include "backends/cuda/kernels/mma.cuh"
 #include "backends/cuda/kernels/near/near.h"
 
@@ -11,6 +12,35 @@ namespace {
 constexpr int kRanks = 8;  // blocks of a cluster
 constexpr int kWarps = 10, kThreads = 32 * kWarps, kMathWarps = 8;
 constexpr int kKeys = kNearKeys / kRanks, kHeads = 8;  // of a block
+constexpr int kPages = kKeys / kPage + 1;
+constexpr int kSideThreads = kThreads / 2;
+constexpr float kUnit = 4;  // of rows whose values f16 cannot hold: levels times scales are below 4 x 65504
+
+// The types of a launch: the same for keys and values and known when compiled, or read from the arguments.
+// Known ones need no calls, around which a warp would put its registers into memory.
+template <KvForm F>
+struct Same {
+  static constexpr bool kKnown = true;
+  static constexpr KvForm kForm = F;
+  static __device__ __forceinline__ constexpr KvForm of(const NearArgs&, int) { return F; }
+};
+struct Mixed {
+  static constexpr bool kKnown = false;
+  static constexpr KvForm kForm = KvForm::kTbq4H;
+  static __device__ __forceinline__ KvForm of(const NearArgs& a, int side) {
+    return side ? a.kv.v_form : a.kv.k_form;
+  }
+};
+
+// Of a type: bytes of the levels of a code book, or the levels of a trellis.
+struct Levels {
+  alignas(16) uint16_t trellis[512];
+  alignas(16) uint8_t half[2][8];  // low, high
+  __device__ __forceinline__ LevelBytes read() const {
+    const uint4 bytes = *reinterpret_cast<const uint4*>(half);
+    return {{bytes.x, bytes.y}, {bytes.z, bytes.w}, nullptr, trellis};
+  }
+};
 
 template <int D>
 struct Shared {
@@ -21,97 +51,152 @@ struct Shared {
   __half weight[kHeads][kKeys + 8];
   float largest[kHeads], total[kHeads];
   float merged[D];
-  float level[2][16];   // keys, values
-  uint8_t codes[2][D];  // of a new row, where its fit is in doubt
-  Region region[2][2];  // of the block's first and last page; keys, values
+  Levels levels[2];          // keys, values
+  uint8_t codes[2][D];       // of a new row, where its fit is in doubt
+  Region region[kPages][2];  // of the pages of its keys; keys, values
   __device__ float* mixed(int head) { return reinterpret_cast<float*>(&k[0][0]) + head * D; }
 };
 
-// The keys of one block: [begin, end), which lie in at most two pages.
+// The keys of one block: [begin, end).
 struct Keys {
   int begin, end, pos;
-  __device__ __forceinline__ int page_of(int key_pos) const { return key_pos / kPage != begin / kPage; }
+  __device__ __forceinline__ int page_of(int key_pos) const { return key_pos / kPage - begin / kPage; }
 };
 
-template <int bits>
-__device__ __forceinline__ uint32_t load_codes(const uint8_t* p) {
-  if constexpr (bits == 2) return __ldg(reinterpret_cast<const uint16_t*>(p));
-  if constexpr (bits == 4) return __ldg(reinterpret_cast<const uint32_t*>(p));
-  return uint32_t(__ldg(p)) | uint32_t(__ldg(p + 1)) << 8 | uint32_t(__ldg(p + 2)) << 16;
-}
-
-// Values 8 i .. 8 i + 7 of an encoded row, as four pairs.
-template <int bits>
-__device__ __forceinline__ uint4 expand_head_wide(const uint8_t* region, int d, int token, int i,
-                                                  const float* level) {
-  const int row = d / 8 * bits;
-  const uint32_t codes = load_codes<bits>(region + token * row + i * bits);
-  const float scale = __half2float(reinterpret_cast<const __half*>(region + kPage * row)[token]);
-  uint32_t pair[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const __half2 h = __floats2half2_rn(scale * level[codes >> (2 * j * bits) & ((1 << bits) - 1)],
-                                        scale * level[codes >> ((2 * j + 1) * bits) & ((1 << bits) - 1)]);
-    pair[j] = *reinterpret_cast<const uint32_t*>(&h);
-  }
-  return {pair[0], pair[1], pair[2], pair[3]};
-}
-
-__device__ __forceinline__ uint4 expand_q8_0(const uint8_t* region, int d, int token, int i) {
-  const uint2 codes = __ldg(reinterpret_cast<const uint2*>(region + token * d + 8 * i));
-  const float scale =
-      __half2float(reinterpret_cast<const __half*>(region + kPage * d)[token * (d / 32) + i / 4]);
-  uint32_t pair[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t word = (j < 2 ? codes.x : codes.y) >> (16 * (j % 2));
-    const __half2 h = __floats2half2_rn(scale * float(int8_t(word)), scale * float(int8_t(word >> 8)));
-    pair[j] = *reinterpret_cast<const uint32_t*>(&h);
-  }
-  return {pair[0], pair[1], pair[2], pair[3]};
-}
-
-// One row of keys or values into its tile by a warp.
-template <int D>
-__device__ __forceinline__ void load_row(const Region& from, int token, const float* level, __half* to,
-                                         int lane) {
+// Rows first, first + 1, .. (n of them) of a page as it is stored, by the threads of a side, `t` of them;
+// true when a value of this thread is infinite. Their loads are in flight together.
+template <int D, KvForm F>
+__device__ __forceinline__ bool load_coded(const uint8_t* data, int first, int n, __half by,
+                                           const Levels* shared_levels, const float* tcq_level, __half* to,
+                                           int t) {
+  constexpr int kUnits = D / 8, kBatch = 7;
+  const LevelBytes levels = shared_levels->read();
+  KvTables tables;
+  tables.tcq_level = tcq_level;
+  bool infinite = false;
 #pragma unroll 1
-  for (int i = lane; i < D / 8; i += 32) {
-    uint4 x;
-    switch (from.form) {
-      case KvForm::kF16:
-        copy_async(to + 8 * i, from.data + (token * D + 8 * i) * 2);
-        continue;
-      case KvForm::kQ8_0:
-        x = expand_q8_0(from.data, D, token, i);
-        break;
-      case KvForm::kTbq2H:
-        x = expand_head_wide<2>(from.data, D, token, i, level);
-        break;
-      case KvForm::kTbq3H:
-        x = expand_head_wide<3>(from.data, D, token, i, level);
-        break;
-      default:
-        x = expand_head_wide<4>(from.data, D, token, i, level);
+  for (int begin = t; begin < n * kUnits; begin += kBatch * kSideThreads) {
+    RawUnit raw[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (const int unit = begin + i * kSideThreads; unit < n * kUnits)
+        raw[i] = load_raw<D, F>(data, first + unit / kUnits, unit % kUnits);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int unit = begin + i * kSideThreads;
+      if (unit >= n * kUnits) break;
+      raw[i].scale = __hmul(raw[i].scale, by);
+      const int4 v = expand_raw<F>(raw[i], levels, tables);
+      infinite |= any_infinite(v);
+      *reinterpret_cast<int4*>(to + unit / kUnits * (D + 8) + unit % kUnits * 8) = v;
     }
-    *reinterpret_cast<uint4*>(to + 8 * i) = x;
   }
+  return infinite;
 }
 
-// What earlier steps stored. Values past the end, up to a whole product, are zero: their weights are, too.
-template <int D>
-__device__ __forceinline__ void load_keys(const Keys& keys, Shared<D>& shared) {
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, n = keys.end - keys.begin;
-#pragma unroll 1
-  for (int i = warp; i < 2 * n; i += kWarps) {
-    const int side = i & 1, key = i / 2, pos = keys.begin + key;
-    if (pos != keys.pos)
-      load_row<D>(shared.region[keys.page_of(pos)][side], pos % kPage, shared.level[side],
-                  side ? shared.v[key] : shared.k[key], lane);
+// Not inlined: a launch of mixed types fetches the code of its own ones only.
+template <int D, KvForm F>
+__device__ __noinline__ bool call_load_coded(const uint8_t* data, int first, int n, __half by,
+                                             const Levels* levels, __half* to, int t) {
+  return load_coded<D, F>(data, first, n, by, levels, nullptr, to, t);
+}
+
+template <int D, typename Forms>
+__device__ __forceinline__ bool load_page(const Region& from, int first, int n, float unit,
+                                          const Levels* levels, const float* tcq_level, __half* to, int t) {
+  constexpr int kUnits = D / 8;
+  if (Forms::kForm == KvForm::kF16 || from.form == KvForm::kF16) {
+#pragma unroll 2
+    for (int i = t; i < n * kUnits; i += kSideThreads)
+      copy_async(to + i / kUnits * (D + 8) + i % kUnits * 8, from.data + (first * kUnits + i) * 16);
+    return false;
   }
+  const __half by = __float2half_rn(1 / unit);
+  if constexpr (Forms::kKnown && Forms::kForm != KvForm::kF16) {
+    return load_coded<D, Forms::kForm>(from.data, first, n, by, levels, tcq_level, to, t);
+  } else if constexpr (!Forms::kKnown) {
+    switch (from.form) {
+#define KVASIR_LOAD(name) \
+  case KvForm::name:      \
+    return call_load_coded<D, KvForm::name>(from.data, first, n, by, levels, to, t)
+      KVASIR_LOAD(kQ8_0);
+      KVASIR_LOAD(kTbq2H);
+      KVASIR_LOAD(kTbq3H);
+      KVASIR_LOAD(kTbq4H);
+#undef KVASIR_LOAD
+      default:
+        break;
+    }
+  }
+  return false;
+}
+
+// Where the keys or values of a page lie. Sizes are the launch's: found from the types here they would be
+// most of its code, and both tables are read at once.
+template <typename Forms>
+__device__ __forceinline__ Region find_rows(const NearArgs& a, const int32_t* tables, int stride,
+                                            int query_page, int page, int kv_head, int side) {
+  const KvView& kv = a.kv;
+  const KvForm form = Forms::of(a, side);
+  const int encoded = tables[page], exact = open_page(form) ? tables[stride + page] : -1;
+  const bool reads_exact = page == query_page || page < kv.exact_first || query_page - page <= kv.exact_last;
+  const int at = kv_head * a.exact_each + (side ? a.exact_before_values : 0);
+  if (open_page(form) && reads_exact && exact >= 0)
+    return {(exact < kv.n_exact ? kv.exact + exact * kv.exact_page_bytes
+                                : kv.step_exact + int64_t(exact - kv.n_exact) * kv.exact_page_bytes) +
+                at,
+            KvForm::kF16};
+  return {kv.pages + encoded * kv.page_bytes + kv_head * a.region_each + (side ? a.region_keys : 0), form};
+}
+
+// What earlier steps stored, encoded rows in units of `unit`; true when a value is infinite. Values past the
+// end, up to a whole product, are zero: their weights are, too.
+template <int D, typename Forms>
+__device__ __forceinline__ bool load_keys(const NearArgs& a, const Keys& keys, float unit,
+                                          Shared<D>& shared) {
+  const int side = int(threadIdx.x) / kSideThreads, t = int(threadIdx.x) % kSideThreads;
+  const int n = keys.end - keys.begin, ready = min(keys.end, keys.pos) - keys.begin;
+  __half* const tile = side ? shared.v[0] : shared.k[0];
+  bool infinite = false;
 #pragma unroll 1
-  for (int key = n + warp; key < (n + 15) / 16 * 16; key += kWarps)
-    for (int i = lane; i < D / 8; i += 32) *reinterpret_cast<uint4*>(&shared.v[key][8 * i]) = {0, 0, 0, 0};
+  for (int begin = 0, page = 0; begin < ready; ++page) {
+    const int first = (keys.begin + begin) % kPage, rows = min(ready - begin, kPage - first);
+    infinite |= load_page<D, Forms>(shared.region[page][side], first, rows, unit, &shared.levels[side],
+                                    a.kv.tables.tcq_level, tile + begin * (D + 8), t);
+    begin += rows;
+  }
+  if (side)
+    for (int i = n * (D / 8) + t; i < (n + 15) / 16 * 16 * (D / 8); i += kSideThreads)
+      *reinterpret_cast<uint4*>(&shared.v[i / (D / 8)][i % (D / 8) * 8]) = {0, 0, 0, 0};
+  return infinite;
+}
+
+template <int D, typename Forms>
+__device__ __noinline__ void load_keys_in_units(const NearArgs& a, const Keys& keys, Shared<D>& shared) {
+  load_keys<D, Forms>(a, keys, kUnit, shared);
+  commit_copies();
+  wait_copies<0>();
+  __syncthreads();
+}
+
+// What is the same for every row: levels of both types.
+template <int D, typename Forms>
+__device__ __forceinline__ void load_levels(const NearArgs& a, Shared<D>& shared) {
+  const int side = int(threadIdx.x) / kSideThreads, t = int(threadIdx.x) % kSideThreads;
+  const KvForm form = Forms::of(a, side);
+  if (trellis(form)) {
+    const uint16_t* from = form == KvForm::kTbq2Ht   ? trellis_levels<2>()
+                           : form == KvForm::kTbq3Ht ? trellis_levels<3>()
+                                                     : trellis_levels<4>();
+    if (t < (form == KvForm::kTbq2Ht ? 32 : 64))
+      *reinterpret_cast<uint4*>(shared.levels[side].trellis + 8 * t) =
+          __ldg(reinterpret_cast<const uint4*>(from) + t);
+  } else if (const BookLevels book = book_levels(form, D); book.level && t < 8) {
+    uint32_t h = __half_as_ushort(__float2half_rn(book.level[t] * book.unit));
+    asm volatile("" : "+r"(h));  // nvcc 13 takes the low byte of an f16's bits for the number as a byte
+    shared.levels[side].half[0][t] = uint8_t(h);
+    shared.levels[side].half[1][t] = uint8_t(h >> 8);
+  }
 }
 
 // What a warp makes: a query head of this KV head, or the new key or value.
@@ -128,20 +213,34 @@ __device__ __forceinline__ Made find_made(const NearArgs& a, int kv_head, int wa
   return made;
 }
 
+template <int E>
+__device__ __forceinline__ void load_floats(const float* from, float (&v)[E]) {
+  if constexpr (E == 2) {
+    const float2 x = *reinterpret_cast<const float2*>(from);
+    v[0] = x.x, v[1] = x.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < E; i += 4) {
+      const float4 x = *reinterpret_cast<const float4*>(from + i);
+      v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
+    }
+  }
+}
+
 // A head by a warp: RMS norm, turn, rotation. Lane l holds values l * E .. l * E + E - 1; `x`: weights of the
 // norm when it begins.
-template <int E>
-__device__ __forceinline__ void make_head(const HeadJob& job, int side, bool rotate, const float* in,
+template <typename Forms, int E>
+__device__ __forceinline__ void make_head(const HeadJob& job, int side, KvBasis basis, const float* in,
                                           int step_row, int lane, float (&x)[E]) {
   float v[E], c[E], s[E], sum = 0;
   const int away = job.turns ? job.half / E : 16;  // lanes
   const bool upper = lane >= away;
   const int partner = upper ? lane - away : lane + away, pair0 = (upper ? partner : lane) * E;
   const float* turns = job.turns + int64_t(step_row) * 2 * job.n_pairs;
+  load_floats(in, v);
 #pragma unroll
   for (int i = 0; i < E; ++i) {
     const bool turned = job.turns && pair0 + i < job.n_pairs;
-    v[i] = in[i];
     c[i] = turned ? turns[pair0 + i] : 1.0f;
     s[i] = turned ? turns[job.n_pairs + pair0 + i] : 0.0f;
   }
@@ -155,12 +254,15 @@ __device__ __forceinline__ void make_head(const HeadJob& job, int side, bool rot
     const float other = __shfl_sync(~0u, x[i], partner);
     x[i] = x[i] * c[i] + (upper ? other * s[i] : -other * s[i]);
   }
-  if (rotate) warp_rotate(side, x, lane);
+  if (basis == KvBasis::kHeadWide)
+    warp_rotate(side, x, lane);
+  else if constexpr (Forms::kKnown)
+    warp_to_basis(basis, 0, x, lane);
 }
 
 // The heads of this step: queries for every block; the new key and value where its place is, and into the
 // cache.
-template <int D>
+template <int D, typename Forms>
 __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, Shared<D>& shared,
                                            int kv_head, int r, int step_row) {
   constexpr int E = D / 32;
@@ -179,15 +281,18 @@ __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, 
   const int place = keys.pos - keys.begin, token = keys.pos % kPage;
   const Region& region = shared.region[keys.page_of(keys.pos)][max(made.side, 0)];
   __half* to = query ? shared.q[warp] : made.side ? shared.v[place] : shared.k[place];
-  if (!query && !made.job) return load_row<D>(region, token, nullptr, to, lane);  // another layer stored it
+  if (!query && !made.job) {  // another layer stored it, as f16: its page is not full
+#pragma unroll 1
+    for (int i = lane; i < D / 8; i += 32) copy_async(to + 8 * i, region.data + (token * D + 8 * i) * 2);
+    return;
+  }
   if (works && made.job) {
     const float* in = made.job->in + (int64_t(r) * made.job->n_head + made.head) * D + lane * E;
-    const KvForm form = made.side > 0 ? a.kv.v_form : a.kv.k_form;
-    make_head(*made.job, max(made.side, 0), head_wide(form), in, step_row, lane, x);
+    const KvForm form = Forms::of(a, made.side > 0);
+    make_head<Forms>(*made.job, max(made.side, 0), basis_of(form), in, step_row, lane, x);
   } else if (works) {
     const float* in = a.q + (int64_t(r) * a.n_head + made.head) * D + lane * E;
-#pragma unroll
-    for (int e = 0; e < E; ++e) x[e] = in[e];
+    load_floats(in, x);
   }
   __half* cache = query ? nullptr : reinterpret_cast<__half*>(const_cast<uint8_t*>(region.data)) + token * D;
   bool finite = true, doubtful = false;
@@ -201,7 +306,7 @@ __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, 
     finite &= (bits & 0x7c00u) != 0x7c00u && (bits & 0x7c000000u) != 0x7c000000u;
     doubtful |= fabsf(x[e]) > kAlwaysFits || fabsf(x[e + 1]) > kAlwaysFits;
   }
-  const KvForm form = made.side > 0 ? a.kv.v_form : a.kv.k_form;
+  const KvForm form = Forms::of(a, made.side > 0);
   if (cache && open_page(form) && __any_sync(~0u, doubtful) && __all_sync(~0u, finite)) {
     __syncwarp();
     finite = stored_row_fits(form, cache, D, lane, shared.codes[made.side]);
@@ -209,21 +314,42 @@ __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, 
   if (!finite && atomicCAS(a.heads.fault, -1, a.heads.layer) == -1) a.heads.fault[1] = step_row;
 }
 
-// score[half][key][head]: a warp takes 16 keys over half of the head.
+// score[half][key][head]: a warp takes 16 keys over half of the head, or over both halves.
 template <int D>
 __device__ __forceinline__ void multiply_keys(Shared<D>& shared, int n) {
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, key0 = warp % 4 * 16, half = warp / 4;
+  constexpr int kChunks = kKeys / 16, kHalves = 2 * kChunks / kMathWarps;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, key0 = warp % kChunks * 16;
   if (warp >= kMathWarps || key0 >= n) return;
-  float s[4] = {};
+#pragma unroll 1
+  for (int half = warp / kChunks * kHalves, i = 0; i < kHalves; ++i, ++half) {
+    float s[4] = {};
 #pragma unroll 4
-  for (int k = half * (D / 2); k < (half + 1) * (D / 2); k += 16) {
-    uint32_t a[4];
-    load_tiles(a, &shared.k[key0 + lane % 16][k + lane / 16 * 8]);
-    const uint32_t* q = reinterpret_cast<const uint32_t*>(&shared.q[lane / 4][k + lane % 4 * 2]);
-    multiply(s, a, q[0], q[4]);
+    for (int k = half * (D / 2); k < (half + 1) * (D / 2); k += 16) {
+      uint32_t a[4];
+      load_tiles(a, &shared.k[key0 + lane % 16][k + lane / 16 * 8]);
+      const uint32_t* q = reinterpret_cast<const uint32_t*>(&shared.q[lane / 4][k + lane % 4 * 2]);
+      multiply(s, a, q[0], q[4]);
+    }
+    *reinterpret_cast<float2*>(&shared.score[half][key0 + lane / 4][lane % 4 * 2]) = {s[0], s[1]};
+    *reinterpret_cast<float2*>(&shared.score[half][key0 + lane / 4 + 8][lane % 4 * 2]) = {s[2], s[3]};
   }
-  *reinterpret_cast<float2*>(&shared.score[half][key0 + lane / 4][lane % 4 * 2]) = {s[0], s[1]};
-  *reinterpret_cast<float2*>(&shared.score[half][key0 + lane / 4 + 8][lane % 4 * 2]) = {s[2], s[3]};
+}
+
+// Scores or weights of rows that are in units of kUnit; f16 rows are as they are.
+template <int D>
+__device__ __noinline__ void apply_units(const Keys& keys, int side, Shared<D>& shared) {
+  __syncthreads();
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < (keys.end - keys.begin) * kHeads; i += kThreads) {
+    const int key = i / kHeads, head = i % kHeads;
+    if (shared.region[keys.page_of(keys.begin + key)][side].form == KvForm::kF16) continue;
+    if (side) {
+      __half& w = shared.weight[head][key];
+      w = __hmul(w, __float2half_rn(kUnit));
+    } else {
+      shared.score[0][key][head] *= kUnit, shared.score[1][key][head] *= kUnit;
+    }
+  }
 }
 
 // A warp a head.
@@ -231,20 +357,21 @@ template <int D>
 __device__ __forceinline__ void softmax(const NearArgs& a, Shared<D>& shared, int n) {
   const int head = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   if (head >= kHeads) return;
-  float s[2], most = -INFINITY, total = 0;
+  float s[kKeys / 32], most = -INFINITY, total = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kKeys / 32; ++i) {
     const int key = lane + 32 * i;
     s[i] = -INFINITY;
     if (key < n) {
       s[i] = (shared.score[0][key][head] + shared.score[1][key][head]) * a.scale;
-      if (a.softcap > 0) s[i] = a.softcap * (1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * s[i] / a.softcap)));
+      if (a.softcap > 0)
+        s[i] = a.softcap * (1.0f - __fdividef(2.0f, 1.0f + __expf(__fdividef(2.0f * s[i], a.softcap))));
     }
     most = fmaxf(most, s[i]);
   }
   most = warp_max(most);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kKeys / 32; ++i) {
     const float p = s[i] == -INFINITY ? 0.0f : __expf(s[i] - most);
     total += p;
     shared.weight[head][lane + 32 * i] = __float2half_rn(p);
@@ -273,104 +400,176 @@ __device__ __forceinline__ void multiply_values(Shared<D>& shared, int n) {
   }
 }
 
-// The blocks' sums of one head, in order.
+// Out of the head-wide basis: value d of the head in thread d % 256, in `x[d / 256]`.
 template <int D>
-__device__ __forceinline__ void merge(const NearArgs& a, Shared<D>& shared, int head, int64_t row) {
-  float most = -INFINITY, total = 0, factor[kRanks];
+__device__ __forceinline__ void unrotate(float (&x)[(D + 255) / 256], Shared<D>& shared, float* out) {
+  constexpr int kEach = (D + 255) / 256, kBlocks = D / 32;
+  const int t = int(threadIdx.x);
 #pragma unroll
-  for (int i = 0; i < kRanks; ++i) {
-    factor[i] = load_remote(&shared.largest[head], i);
-    most = fmaxf(most, factor[i]);
-  }
+  for (int o = 1; o < 32; o *= 2)
 #pragma unroll
-  for (int i = 0; i < kRanks; ++i) {
-    factor[i] = factor[i] == -INFINITY ? 0.0f : __expf(factor[i] - most);
-    total += factor[i] * load_remote(&shared.total[head], i);
-  }
-  const float inverse = total > 0 ? 1.0f / total : 0.0f;
-  const bool rotated = head_wide(a.kv.v_form);
-  float* out = a.out + row * D;
-#pragma unroll 1
-  for (int d = int(threadIdx.x); d < D; d += kThreads) {
-    float v[kRanks], sum = 0;
+    for (int e = 0; e < kEach; ++e) {
+      const float other = __shfl_xor_sync(~0u, x[e], o);
+      x[e] = (t & o) ? other - x[e] : x[e] + other;
+    }
 #pragma unroll
-    for (int i = 0; i < kRanks; ++i) v[i] = load_remote(shared.mixed(head) + d, i);
-#pragma unroll
-    for (int i = 0; i < kRanks; ++i) sum += factor[i] == 0 ? 0.0f : factor[i] * v[i];
-    (rotated ? shared.merged : out)[d] = sum * inverse;
-  }
-  if (!rotated) return;
+  for (int e = 0; e < kEach; ++e)
+    if (const int d = t + 256 * e; d < min(D, 256 * (e + 1))) shared.merged[d] = x[e];
   __syncthreads();
-  const int lane = int(threadIdx.x);
-  if (lane >= 32) return;
-  constexpr int E = D / 32;
-  float x[E];
+  if (t >= min(D, 256)) return;
+  float v[kBlocks];
 #pragma unroll
-  for (int e = 0; e < E; ++e) x[e] = shared.merged[lane * E + e];
-  warp_unrotate(1, x, lane);
+  for (int j = 0; j < kBlocks; ++j) v[j] = shared.merged[32 * j + t % 32];
 #pragma unroll
-  for (int e = 0; e < E; ++e) out[lane * E + e] = x[e];
+  for (int e = 0; e < kEach; ++e) {
+    const int d = t + 256 * e;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) sum += __popc(j & (d / 32)) & 1 ? -v[j] : v[j];
+    constexpr float kNorm = D == 64    ? 0.125f
+                            : D == 128 ? 0.08838834764831845f
+                            : D == 256 ? 0.0625f
+                                       : 0.04419417382415922f;
+    out[d] = flip_sign(1, d, sum * kNorm);
+  }
 }
 
-template <int D>
-__global__ void KVASIR_CLUSTER(kRanks) __launch_bounds__(kThreads, 1)
+// The blocks' sums of one head, in order. Every lane below kRanks finds what one of them counts for.
+template <int D, typename Forms>
+__device__ __forceinline__ void merge(const NearArgs& a, Shared<D>& shared, int head, int64_t row) {
+  constexpr int kEach = (D + 255) / 256;
+  const int t = int(threadIdx.x), lane = t % 32;
+  const bool counts = lane < kRanks;
+  const float largest = counts ? load_remote(&shared.largest[head], lane) : -INFINITY,
+              part = counts ? load_remote(&shared.total[head], lane) : 0.0f;
+  float v[kEach][kRanks];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e)
+#pragma unroll
+    for (int i = 0; i < kRanks; ++i)
+      v[e][i] = t < min(D, 256) ? load_remote(shared.mixed(head) + t + 256 * e, i) : 0.0f;
+  const float most = warp_max(largest);
+  float factor = largest == -INFINITY ? 0.0f : __expf(largest - most);
+  const float total = warp_sum(factor * part);
+  factor = total > 0 ? __fdividef(factor, total) : 0.0f;
+  float x[kEach] = {};
+#pragma unroll
+  for (int i = 0; i < kRanks; ++i) {
+    const float of = __shfl_sync(~0u, factor, i);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) x[e] += of == 0 ? 0.0f : of * v[e][i];
+  }
+  float* out = a.out + row * D;
+  const KvBasis basis = basis_of(Forms::of(a, 1));
+  if (basis == KvBasis::kHeadWide) return unrotate<D>(x, shared, out);
+  if (t < min(D, 256))
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) (basis == KvBasis::kModel ? out : shared.merged)[t + 256 * e] = x[e];
+  if (basis == KvBasis::kModel || !Forms::kKnown) return;
+  __syncthreads();
+  if (t >= 32) return;
+  constexpr int E = D / 32;
+  float y[E];
+#pragma unroll
+  for (int e = 0; e < E; ++e) y[e] = shared.merged[lane * E + e];
+  warp_from_basis(basis, 1, y, lane);
+#pragma unroll
+  for (int e = 0; e < E; ++e) out[lane * E + e] = y[e];
+}
+
+template <int D, typename Forms>
+__global__ void KVASIR_CLUSTER(kRanks) __launch_bounds__(kThreads, D <= 256 ? 2 : 1)
     near_kernel(const __grid_constant__ NearArgs a, const __grid_constant__ StepView step) {
   extern __shared__ __align__(16) uint8_t memory[];
   Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
   let_next_start();
   const int rank = int(blockIdx.x) % kRanks, kv_head = int(blockIdx.x) / kRanks, r = int(blockIdx.y);
-  // The step and what earlier ones stored were there before the first launch of this step began.
-  const int step_row = a.output_rows ? step.out_rows[r] : r;
+  // The step and what earlier ones stored were there before the first launch of this step began. Loads that
+  // wait for each other are few: what is known without one is not looked up.
+  const int step_row = a.output_rows && !a.one_row ? step.out_rows[r] : r;
   const graph::Row row = step.rows[step_row];
-  const int first = first_visible(a.kv, step.sequences[row.seq], row.pos);
+  const int seq = a.one_sequence ? 0 : row.seq;
+  const int first = first_visible(a.kv, step.sequences[seq], row.pos);
   const int each = (row.pos - first + kRanks) / kRanks;
   Keys keys;
   keys.pos = row.pos;
   keys.begin = min(first + rank * each, row.pos + 1);
   keys.end = min(keys.begin + each, row.pos + 1);
   const int n = keys.end - keys.begin;
-  if (threadIdx.x < 32) {
-    const int side = int(threadIdx.x) / 16, i = int(threadIdx.x) % 16;
-    const KvForm form = side ? a.kv.v_form : a.kv.k_form;
-    shared.level[side][i] =
-        head_wide(form) ? kHeadTables.level[int(form) - int(KvForm::kTbq2H)][size_index(D)][i] : 0.0f;
-  }
-  if (const int i = int(threadIdx.x) - 32; n > 0 && i >= 0 && i < 4)
-    shared.region[i / 2][i % 2] = find_region(a.kv, step, row.seq, row.pos / kPage,
-                                              (i / 2 ? keys.end - 1 : keys.begin) / kPage, kv_head, i % 2);
+  load_levels<D, Forms>(a, shared);
+  if (const int i = int(threadIdx.x) - 96;
+      n > 0 && i >= 0 && i / 2 <= (keys.end - 1) / kPage - keys.begin / kPage)
+    shared.region[i / 2][i % 2] =
+        find_rows<Forms>(a, step.tables + (int64_t(seq) * 4 + (a.kv.window > 0 ? 2 : 0)) * step.table_stride,
+                         step.table_stride, row.pos / kPage, keys.begin / kPage + i / 2, kv_head, i % 2);
   __syncthreads();
-  load_keys(keys, shared);
-  make_heads(a, keys, shared, kv_head, r, step_row);
+  const bool infinite = load_keys<D, Forms>(a, keys, 1, shared);
+  make_heads<D, Forms>(a, keys, shared, kv_head, r, step_row);
   commit_copies();
   wait_copies<0>();
-  __syncthreads();
+  const bool in_units = __syncthreads_or(infinite);
+  if (in_units) load_keys_in_units<D, Forms>(a, keys, shared);
   multiply_keys(shared, n);
+  if (in_units) apply_units(keys, 0, shared);
   __syncthreads();
   softmax(a, shared, n);
+  if (in_units) apply_units(keys, 1, shared);
   __syncthreads();
   multiply_values(shared, n);
   __syncthreads();
   cluster_sync();
   const int group = a.n_head / a.kv.n_kv;
-  if (rank < group) merge(a, shared, rank, int64_t(r) * a.n_head + kv_head * group + rank);
+  if (rank < group) merge<D, Forms>(a, shared, rank, int64_t(r) * a.n_head + kv_head * group + rank);
   cluster_sync();  // no block leaves while its sums are read
 }
 
-template <int D>
+template <int D, typename Forms>
 void run(const Launch& how, const NearArgs& args, const StepView& step) {
   launch(how, dim3(unsigned(kRanks * args.kv.n_kv), unsigned(args.n_rows)), dim3(kThreads), sizeof(Shared<D>),
-         near_kernel<D>, args, step);
+         near_kernel<D, Forms>, args, step);
+}
+
+// The kernel of its types: of head sizes 256 and 512 any type for both sides.
+template <int D>
+void run(const Launch& how, const NearArgs& args, const StepView& step) {
+  if constexpr (D >= 256) {
+    if (args.kv.k_form == args.kv.v_form) switch (args.kv.k_form) {
+#define KVASIR_RUN(name) \
+  case KvForm::name:     \
+    return run<D, Same<KvForm::name>>(how, args, step)
+        KVASIR_RUN(kF16);
+        KVASIR_RUN(kQ8_0);
+        KVASIR_RUN(kQ5_0);
+        KVASIR_RUN(kQ4_0);
+        KVASIR_RUN(kTbq3_0);
+        KVASIR_RUN(kTbq4_0);
+        KVASIR_RUN(kQ4Polar);
+        KVASIR_RUN(kTbq3Tcq);
+        KVASIR_RUN(kTbq2H);
+        KVASIR_RUN(kTbq3H);
+        KVASIR_RUN(kTbq4H);
+        KVASIR_RUN(kTbq2Ht);
+        KVASIR_RUN(kTbq3Ht);
+        KVASIR_RUN(kTbq4Ht);
+#undef KVASIR_RUN
+        default:
+          break;
+      }
+  }
+  run<D, Mixed>(how, args, step);
 }
 
 }  // namespace
 
 bool has_near(const NearArgs& args) {
-  const auto takes = [](KvForm form) {
-    return form == KvForm::kF16 || form == KvForm::kQ8_0 || form == KvForm::kTbq2H ||
-           form == KvForm::kTbq3H || form == KvForm::kTbq4H;
+  const auto mixes = [](KvForm form) {
+    return form == KvForm::kF16 || form == KvForm::kQ8_0 || (head_wide(form) && !trellis(form));
   };
-  const int d = args.kv.head_dim;
-  if (!takes(args.kv.k_form) || !takes(args.kv.v_form) || args.n_head > kHeads * args.kv.n_kv) return false;
+  const KvView& kv = args.kv;
+  const int d = kv.head_dim;
+  const bool same =
+      kv.k_form == kv.v_form && d >= 256 && open_page(kv.k_form) && kv.k_form != KvForm::kQjl1_256;
+  if (!(same || (mixes(kv.k_form) && mixes(kv.v_form))) || args.n_head > kHeads * kv.n_kv) return false;
   for (int j = 0; j < args.heads.n_jobs; ++j) {
     const HeadJob& job = args.heads.jobs[j];
     // Halves that turn are whole lanes, and together the whole head.
@@ -380,8 +579,12 @@ bool has_near(const NearArgs& args) {
 }
 
 void attend_near(const Launch& how, const NearArgs& args, const StepView& step) {
-  with_head_size<64, 128, 256, 512>("near", args.kv.head_dim,
-                                    [&](auto size) { run<size.value>(how, args, step); });
+  NearArgs a = args;
+  const auto bytes = [&](bool is, KvForm form) { return is ? int(region_bytes(form, a.kv.head_dim)) : 0; };
+  a.region_keys = bytes(true, a.kv.k_form), a.region_each = a.region_keys + bytes(true, a.kv.v_form);
+  a.exact_before_values = bytes(open_page(a.kv.k_form), KvForm::kF16);
+  a.exact_each = a.exact_before_values + bytes(open_page(a.kv.v_form), KvForm::kF16);
+  with_head_size<64, 128, 256, 512>("near", a.kv.head_dim, [&](auto size) { run<size.value>(how, a, step); });
 }
 
 }  // namespace kvasir::cuda

@@ -17,6 +17,9 @@ struct NearArgs {
   float* out = nullptr;      // [n_rows][n_head * head_dim]
   int n_head = 0, n_rows = 0;
   bool output_rows = false;
+  bool one_row = false, one_sequence = false;  // of the step: what need not be looked up
+  int region_keys = 0, region_each = 0, exact_before_values = 0,
+      exact_each = 0;  // attend_near() fills them in
   float scale = 1, softcap = 0;
 };
 
