@@ -1,8 +1,13 @@
 // Matrix-unit and asynchronous-copy primitives (sm_80 and later).
 #pragma once
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 namespace kvasir::cuda {
+
+__device__ __forceinline__ __half2 as_half2(uint32_t x) { return *reinterpret_cast<const __half2*>(&x); }
+__device__ __forceinline__ uint32_t as_word(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return uint32_t(__cvta_generic_to_shared(p));

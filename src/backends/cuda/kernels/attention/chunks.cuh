@@ -84,9 +84,6 @@ __device__ __forceinline__ int anew(int x) {
   return x;
 }
 
-__device__ __forceinline__ __half2 as_half2(uint32_t x) { return *reinterpret_cast<const __half2*>(&x); }
-__device__ __forceinline__ uint32_t as_word(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
-
 // Bytes 0 and 2 of `x`, offset by 128, as f16 times the scales. 0x6400 | q is the f16 1024 + q: exact.
 __device__ __forceinline__ uint32_t scaled_bytes(uint32_t x, __half2 scale) {
   const uint32_t biased = (x & 0x00ff00ffu) | 0x64006400u;

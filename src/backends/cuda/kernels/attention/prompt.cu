@@ -242,7 +242,7 @@ struct Consumer {
     const uint64_t b = tile_descriptor(tile + value0() / 64 * (kPage * 128), kPage * 128);
     begin_products();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) product_256(o, p[k], b + k * 2048 / 16);
+    for (int k = 0; k < 4; ++k) product_256<false>(o, p[k], b + k * 2048 / 16);
     commit_products();
   }
 

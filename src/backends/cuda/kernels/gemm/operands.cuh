@@ -60,18 +60,16 @@ __device__ __forceinline__ uint4 load_four(uint32_t at) {
                : "r"(at));
   return v;
 }
-__device__ __forceinline__ uint32_t word_of(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
-__device__ __forceinline__ __half2 halves_of(uint32_t w) { return *reinterpret_cast<const __half2*>(&w); }
-__device__ __forceinline__ float low_float(uint32_t w) { return __low2float(halves_of(w)); }
-__device__ __forceinline__ float high_float(uint32_t w) { return __high2float(halves_of(w)); }
+__device__ __forceinline__ float low_float(uint32_t w) { return __low2float(as_half2(w)); }
+__device__ __forceinline__ float high_float(uint32_t w) { return __high2float(as_half2(w)); }
 
 // Four bytes less `middle`, times the scale: both are exact in f16, their product is rounded once.
 template <int middle>
 __device__ __forceinline__ void scaled_bytes(uint32_t bytes, __half2 scale, uint32_t& low, uint32_t& high) {
   // 0x6400 | b is the f16 1024 + b.
   const __half2 bias = __half2half2(__ushort_as_half(uint16_t(0x6400 + middle)));
-  low = word_of(__hmul2(__hsub2(halves_of(__byte_perm(bytes, 0x64646464u, 0x4140)), bias), scale));
-  high = word_of(__hmul2(__hsub2(halves_of(__byte_perm(bytes, 0x64646464u, 0x4342)), bias), scale));
+  low = as_word(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), bias), scale));
+  high = as_word(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), bias), scale));
 }
 // Four bytes less `middle` times a scale of f32, and an addend.
 template <int middle>
@@ -82,8 +80,8 @@ __device__ __forceinline__ void scaled_bytes(uint32_t bytes, float scale, float 
     return fmaf(__uint_as_float(__byte_perm(bytes, 0x4b000000u, selector)) - float(8388608 + middle), scale,
                 add);
   };
-  low = word_of(__floats2half2_rn(value(0x7440), value(0x7441)));
-  high = word_of(__floats2half2_rn(value(0x7442), value(0x7443)));
+  low = as_word(__floats2half2_rn(value(0x7440), value(0x7441)));
+  high = as_word(__floats2half2_rn(value(0x7442), value(0x7443)));
 }
 
 // Left operands of a stage: [16 values][a part of both rows].
@@ -103,7 +101,7 @@ __device__ __forceinline__ void make_half(uint32_t slot, int stage, int r, int h
       a[k][half] = w.x, a[k][half + 2] = w.y;
     }
   } else if constexpr (F == WeightForm::kQ8 || F == WeightForm::kQ4) {
-    const __half2 scales = halves_of(load_word(aux_at + r * 4));
+    const __half2 scales = as_half2(load_word(aux_at + r * 4));
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
       const __half2 scale = g ? __high2half2(scales) : __low2half2(scales);
