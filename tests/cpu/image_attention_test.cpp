@@ -82,7 +82,7 @@ TEST(ImageSource, ImagesHoldTheDecodedValues) {
       std::vector<std::byte> images(size_t(2 * kMaxHeadDim) * 64);
       const Pages keys(type, KvSide::kKey, d, 3), values(type, KvSide::kValue, d, 4);
       for (int bias : {0, 128}) {
-        for (int group = 0; group < 8; ++group) {
+        for (int group = 0; group < 8 && source.keys; ++group) {
           float scales[32];
           source.keys(keys.bytes.data() + keys.region * size_t(group / 2), group % 2, d, bias, images.data(),
                       scales, nullptr, Streams{});
@@ -99,7 +99,7 @@ TEST(ImageSource, ImagesHoldTheDecodedValues) {
         if (keys_only(type)) continue;
         for (int page = 0; page < 4; ++page)
           for (int first = 0, n = source.values_at_once(); first < d; first += n) {
-            float scales[64];
+            float scales[kChunk + 64];
             const std::byte* region = values.bytes.data() + values.region * size_t(page);
             source.value_scales(region, d, scales, nullptr);
             source.values(region, d, first, scales, images.data(), nullptr);
@@ -323,7 +323,7 @@ TEST(ImageValues, MixWithinTheBoundAndTheSameOnEveryIsa) {
     for (int d : kSizes) {
       if (!takes(type, d) || keys_only(type)) continue;
       const Pages pages(type, KvSide::kValue, d, 7);
-      std::vector<float> scales(256);
+      std::vector<float> scales(2 * kChunk);
       for (int p = 0; p < 4; ++p)
         image_source(type)->value_scales(pages.bytes.data() + pages.region * size_t(p), d,
                                          &scales[size_t(p * 64)], nullptr);

@@ -359,7 +359,7 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
       if (piece.exact)
         reference::f16_row(row, d, out);
       else if (level_codes > 0)
-        codec->decode_rounded(row, d, level_codes, out);
+        codec->decode_rounded(side, row, d, level_codes, out);
       else
         codec->decode(row, d, out);
       if (piece.scale) piece.scale[t * spec_.n_kv] = codec->largest_scale(row, d);

@@ -40,7 +40,7 @@ class Codec {
   // Error of decoding in single precision, relative to a row's root mean square, where a value is a long sum.
   virtual double decode_error() const { return 0; }
   // As a kernel reads it that rounds levels to multiples of the largest of them over `codes`.
-  virtual void decode_rounded(const std::byte* row, int d, int /*codes*/, double* out) const {
+  virtual void decode_rounded(Side, const std::byte* row, int d, int /*codes*/, double* out) const {
     decode(row, d, out);
   }
   // With a residual that rows carry and attention leaves out; a type without one: as decode.

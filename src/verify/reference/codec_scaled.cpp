@@ -66,8 +66,9 @@ double ScaledCodec::largest_scale(const std::byte* row, int d) const {
   return top;
 }
 
-void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double* out) const {
-  // Whole numbers of steps of the row's largest value, whichever group has it. Ties are single precision's
+void ScaledCodec::decode_rounded(Side side, const std::byte* row, int d, int codes, double* out) const {
+  // Of keys, whole numbers of steps of the group's own largest level; of values, of the row's largest value,
+  // whichever group has it. Ties are single precision's
   // choice, as planar_image_body.h has it: near-ties are far more than rounding in the rest.
   const std::vector<double>& levels = levels_of(d);
   const double top = largest_scale(row, d);
@@ -82,8 +83,10 @@ void ScaledCodec::decode_rounded(const std::byte* row, int d, int codes, double*
     for (const double level : levels) {
       const float whole = float(level / level_unit()) * (float(codes) / largest);
       const int wide = int(std::lround(float(level / level_unit()) * (float(128 * codes) / largest)));
-      rounded.push_back(step * (shares_in_15_bits() ? product15(product15(wide, share), 256)
-                                                    : double(std::nearbyint(whole))));
+      if (side == Side::kValues && shares_in_15_bits())
+        rounded.push_back(step * product15(product15(wide, share), 256));
+      else
+        rounded.push_back(from_f16(scale(row, d, g)) * levels.back() / codes * std::nearbyint(whole));
     }
     for (int i = g * group(d); i < (g + 1) * group(d); ++i) out[i] = rounded[size_t(code(row, d, i))];
   }

@@ -28,7 +28,7 @@ void put_bits(std::byte* stream, int at, int bits, int value);
 class ScaledCodec : public Codec {
  public:
   void decode(const std::byte* row, int d, double* out) const override;
-  void decode_rounded(const std::byte* row, int d, int codes, double* out) const override;
+  void decode_rounded(Side side, const std::byte* row, int d, int codes, double* out) const override;
   double largest_scale(const std::byte* row, int d) const override;
   void encode(const double* x, int d, std::byte* row) const override;
   RowFaults check(const double* x, int d, const std::byte* row, const std::byte* best) const override;
@@ -38,7 +38,7 @@ class ScaledCodec : public Codec {
   virtual const std::vector<double>& levels_of(int d) const = 0;
   // What the published levels are multiplied by to become these.
   virtual double level_unit() const { return 1; }
-  // Whether kernels make a group's levels of a row's largest by whole numbers of 15 bits.
+  // Whether kernels make a group's levels of values of a row's largest by whole numbers of 15 bits.
   virtual bool shares_in_15_bits() const { return false; }
   virtual int code(const std::byte* row, int d, int i) const = 0;
   virtual void set_code(std::byte* row, int d, int i, int code) const = 0;

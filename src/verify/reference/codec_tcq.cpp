@@ -68,7 +68,7 @@ class TcqCodec final : public Codec {
 
   // As image_source.h of the CPU has it: levels in whole steps of the largest over 127, then a share of the
   // row's largest scale in 1 / 32768.
-  void decode_rounded(const std::byte* row, int d, int /*codes*/, double* out) const override {
+  void decode_rounded(Side, const std::byte* row, int d, int /*codes*/, double* out) const override {
     const double top = largest_scale(row, d);
     for (int i = 0; i < d; ++i) {
       const float share = top > 0 ? float(scale(row, i)) / float(top) : 0.0f;

@@ -99,12 +99,13 @@ void softmax_row(float* s, int lo, int hi, int zero_lo, int zero_hi, float cap, 
   *sum = Vec::reduce_add(total);
 }
 
-// The result of a row whose outputs lie in stripes.
+// The result of a row whose outputs lie in stripes; x is used up. Scaled before it is moved: a load does not
+// wait for several narrower stores that way.
 template <typename Vec>
-void finish_row(const float* x, float sum, int n, int stripes, float* out) {
+void finish_row(float* x, float sum, int n, int stripes, float* out) {
   if (stripes == 1) return scale_out<Vec>(x, sum, n, out);
+  scale_out<Vec>(x, sum, n, x);
   from_stripes(x, n, stripes, out);
-  scale_out<Vec>(out, sum, n, out);
 }
 
 template <typename Vec>

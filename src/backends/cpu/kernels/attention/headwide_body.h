@@ -288,13 +288,13 @@ struct HeadWideValues {
   static constexpr int kStride = kChunk + 64;
   struct Scratch {
     float* units;       // [kBlockRows][kWeightSpans]: largest weight / 254 * step
-    float* scales;      // [kChunk]
+    float* scales;      // [2][kChunk]: the second as ImageSource::value_scales says
     uint8_t* weights;   // [kBlockRows][kStride]: w8 - Vec::kWeightBias by column
     std::byte* images;  // [4 pages] slices of levels
     explicit Scratch(std::byte* p)
         : units(reinterpret_cast<float*>(p)),
           scales(units + size_t(kBlockRows) * kWeightSpans),
-          weights(reinterpret_cast<uint8_t*>(scales + kChunk)),
+          weights(reinterpret_cast<uint8_t*>(scales + 2 * kChunk)),
           images(reinterpret_cast<std::byte*>(weights + size_t(kBlockRows) * kStride)) {}
   };
 

@@ -7,6 +7,7 @@
 #include "backends/cpu/kernels/attention/page_codec.h"
 #include "backends/cpu/kernels/attention/planar_encode_body.h"
 #include "backends/cpu/kernels/attention/planar_image_body.h"
+#include "backends/cpu/kernels/attention/planar_keys_body.h"
 
 namespace kvasir::cpu {
 namespace {
@@ -14,27 +15,46 @@ namespace {
 // Source::get() is the ImageSource.
 template <typename Vec, typename Source>
 struct ImageKeys {
-  using Keys = HeadWideKeys<Vec, 8, kMaxImageDims>;
+  using Keys = HeadWideKeys<Vec, 8>;
 
   static void pack_query(const float* const* q, const RowTile& tile, int head_dim, float scale,
                          std::byte* packed) {
-    const ImageSource& source = Source::get();
-    if (!source.query && !source.striped) return Keys::pack_rows(q, tile, head_dim, scale, packed);
-    alignas(64) float wide[Vec::kTileRows * kMaxImageDims];
-    const float* rows[Vec::kTileRows];
-    for (int i = 0; i < tile.n; ++i) rows[i] = wide + i * kMaxImageDims;
-    for (int i = 0; i < tile.n && source.striped; ++i)
-      to_stripes(q[i], head_dim, trellis_stripes(KvSide::kKey), wide + i * kMaxImageDims);
-    if (source.query) source.query(q, tile.n, head_dim, wide);
-    Keys::pack_rows(rows, tile, head_dim * source.widen, scale, packed);
+    Keys::pack_rows(q, tile, head_dim, scale, packed);
+    const typename Keys::Query query(packed);
+    for (int row = tile.row; row < tile.row + tile.n && Source::get().striped; ++row)
+      stripe_codes(query.codes + size_t(row) * Keys::kStride, head_dim);
+  }
+
+  // Codes of a row from four runs to steps of four, 64 at once.
+  static void stripe_codes(uint8_t* codes, int head_dim) {
+    typedef uint8_t Bytes __attribute__((vector_size(16)));
+    typedef uint16_t Pairs __attribute__((vector_size(16)));
+    const int run = head_dim / 4;
+    uint8_t runs[kMaxHeadDim];
+    __builtin_memcpy(runs, codes, size_t(head_dim));
+    for (int step = 0; step < run; step += 16) {
+      Bytes x[4];
+      for (int i = 0; i < 4; ++i) __builtin_memcpy(&x[i], runs + i * run + step, sizeof(Bytes));
+      for (int half = 0; half < 2; ++half) {
+        const auto pairs = [&](const Bytes& a, const Bytes& b) {
+          return Pairs(
+              half ? __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                             31)
+                   : __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+        };
+        const Pairs low = pairs(x[0], x[1]), high = pairs(x[2], x[3]);
+        const Pairs out[2] = {__builtin_shufflevector(low, high, 0, 8, 1, 9, 2, 10, 3, 11),
+                              __builtin_shufflevector(low, high, 4, 12, 5, 13, 6, 14, 7, 15)};
+        __builtin_memcpy(codes + step * 4 + half * 32, out, sizeof(out));
+      }
+    }
   }
 
   static void score(const ScoreTask& task) {
     const ImageSource& source = Source::get();
     float* scales = reinterpret_cast<float*>(task.scratch);
     std::byte* images = task.scratch + sizeof(float) * kGroupKeys;
-    const int dims = task.head_dim * source.widen;
-    const size_t group_bytes = size_t(dims / kBlockDims * source.bits) * kImage;
+    const size_t group_bytes = size_t(task.head_dim / kBlockDims * source.bits) * kImage;
     if (task.next && task.next_group == 0)  // scales lie behind the codes of both groups
       for (size_t at = 0; at < size_t(task.head_dim) * 4; at += kImage)
         __builtin_prefetch(task.next + 2 * group_bytes + at, 0, 2);
@@ -42,7 +62,7 @@ struct ImageKeys {
     source.keys(task.keys, task.group, task.head_dim, Vec::kLevelBias, images, scales, task.tcq, next);
     static constexpr int8_t kNone[16] = {};
     Keys::template score_tiles<8>(
-        task, images, scales, Vec::load_table(kNone), dims,
+        task, images, scales, Vec::load_table(kNone), task.head_dim,
         typename Keys::Ahead{next, source.bits, unsigned(group_bytes / kImage / 2)});
   }
 };
@@ -104,14 +124,10 @@ struct SharedSource {
 template <typename Vec, template <DType> typename Trellis>
 const KeyProducer* image_key_producer(DType type) {
   static constexpr KeyProducer kRows[] = {
-      image_keys<Vec, Trellis<DType::tbq2_ht>>(),
-      image_keys<Vec, Trellis<DType::tbq3_ht>>(),
-      image_keys<Vec, Trellis<DType::tbq4_ht>>(),
-      image_keys<Vec, PlanarImages<Vec, DType::tbq3_0>>(),
-      image_keys<Vec, PlanarImages<Vec, DType::tbq4_0>>(),
-      image_keys<Vec, PlanarImages<Vec, DType::q4_polar>>(),
-      image_keys<Vec, PlanarImages<Vec, DType::qjl1_256>>(),
-      image_keys<Vec, Trellis<DType::tbq3_tcq>>(),
+      image_keys<Vec, Trellis<DType::tbq2_ht>>(),  image_keys<Vec, Trellis<DType::tbq3_ht>>(),
+      image_keys<Vec, Trellis<DType::tbq4_ht>>(),  PlanarKeys<Vec, DType::tbq3_0>::kProducer,
+      PlanarKeys<Vec, DType::tbq4_0>::kProducer,   PlanarKeys<Vec, DType::q4_polar>::kProducer,
+      PlanarKeys<Vec, DType::qjl1_256>::kProducer, image_keys<Vec, Trellis<DType::tbq3_tcq>>(),
   };
   for (const KeyProducer& row : kRows)
     if (row.type == type) return &row;

@@ -40,7 +40,7 @@ struct ImageSource {
   // first half of a group's lines is asked for in `next`.
   void (*keys)(const std::byte* region, int group, int head_dim, int bias, std::byte* images, float* scales,
                const formats::TcqTable* table, const Streams& next);
-  // Scales of the 64 values of a region.
+  // Scales of the 64 values of a region; a type may keep more of each kChunk floats on.
   void (*value_scales)(const std::byte* region, int head_dim, float* scales, const formats::TcqTable* table);
   // Dimensions d .. d + 31 of a page of values, given what value_scales made of it: images [4][8][64]. Of a
   // trellis type, whose images have dimension d at trellis_step(d) (kv_page.h): 64 of such places from d on,

@@ -93,16 +93,31 @@ struct ValueProducer {
       1;  // its outputs lie as [head_dim / stripes][stripes], dimension d in stripe d / (head_dim / stripes)
 };
 
+// x [rows][columns] to out [columns][rows]: multiples of 4, or one row or column.
+inline void transpose(const float* x, int rows, int columns, float* out) {
+  typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+  if (rows == 1 || columns == 1)
+    return void(__builtin_memcpy(out, x, sizeof(float) * size_t(rows * columns)));
+  const auto load = [&](int r, int c) { return *reinterpret_cast<const Four*>(x + r * columns + c); };
+  for (int r = 0; r < rows; r += 4)
+    for (int c = 0; c < columns; c += 4) {
+      const Four a = load(r, c), b = load(r + 1, c), d = load(r + 2, c), e = load(r + 3, c);
+      const Four ad0 = __builtin_shufflevector(a, d, 0, 4, 1, 5),
+                 ad1 = __builtin_shufflevector(a, d, 2, 6, 3, 7);
+      const Four be0 = __builtin_shufflevector(b, e, 0, 4, 1, 5),
+                 be1 = __builtin_shufflevector(b, e, 2, 6, 3, 7);
+      const Four columns_of[4] = {
+          __builtin_shufflevector(ad0, be0, 0, 4, 1, 5), __builtin_shufflevector(ad0, be0, 2, 6, 3, 7),
+          __builtin_shufflevector(ad1, be1, 0, 4, 1, 5), __builtin_shufflevector(ad1, be1, 2, 6, 3, 7)};
+      for (int k = 0; k < 4; ++k) *reinterpret_cast<Four*>(out + (c + k) * rows + r) = columns_of[k];
+    }
+}
 // Between the order of a producer's outputs and that of the dimensions.
 inline void to_stripes(const float* x, int head_dim, int stripes, float* out) {
-  const int run = head_dim / stripes;
-  for (int step = 0; step < run; ++step)
-    for (int i = 0; i < stripes; ++i) out[step * stripes + i] = x[i * run + step];
+  transpose(x, stripes, head_dim / stripes, out);
 }
 inline void from_stripes(const float* x, int head_dim, int stripes, float* out) {
-  const int run = head_dim / stripes;
-  for (int i = 0; i < stripes; ++i)
-    for (int step = 0; step < run; ++step) out[i * run + step] = x[step * stripes + i];
+  transpose(x, head_dim / stripes, stripes, out);
 }
 
 // One work item: rows [row, row + n_rows) of KV head `kv_head` over chunks [chunk_begin, chunk_end). With

@@ -20,6 +20,7 @@ namespace {
 
 struct PlanarLevels {
   alignas(32) int16_t level[16];  // level16, of period 2^bits
+  int8_t byte[16];                // nearest(127 * level / L)
   float step;                     // unit * L / 127
 };
 template <int n>
@@ -29,6 +30,8 @@ constexpr PlanarLevels planar_levels(const float (&levels)[n], float unit) {
   for (int i = 0; i < 16; ++i) {
     const float exact = levels[i % n] * (16256.0f / top);
     out.level[i] = int16_t(exact < 0 ? exact - 0.5f : exact + 0.5f);
+    const float whole = levels[i % n] * (127.0f / top);
+    out.byte[i] = int8_t(whole < 0 ? whole - 0.5f : whole + 0.5f);
   }
   out.step = unit * top / 127.0f;
   return out;
@@ -92,88 +95,40 @@ struct PlanarImages {
     return Vec::mul(top, Vec::set1(kLevels.step));
   }
 
-  static void keys(const std::byte* region, int group, int head_dim, int bias, std::byte* images,
-                   float* scales, const formats::TcqTable*, const Streams& next) {
-    const int n_blocks = kForm.n_blocks(head_dim), n_images = n_blocks * kForm.dims / kBlockDims;
-    alignas(64) int32_t shares[kMaxBlocks][kGroupKeys];  // in both halves
-    const std::byte* plane = region + kForm.key_scale(head_dim, 0, group * kGroupKeys);
-    for (int t = 0; t < kGroupKeys; t += n) {
-      const F scale = row_scale(plane + t * 2, kGroupKeys * 2, n_blocks), inverse = inverse_of(scale);
-      Vec::store(scales + t, scale);
-      for (int b = 0; b < n_blocks; ++b) {
-        const I share = share_of(load_scales(plane + (b * kGroupKeys + t) * 2), inverse);
-        Vec::istore(shares[b] + t, Vec::bit_or(share, Vec::template shift_left32<16>(share)));
-      }
-    }
-    if (mutated(Mutation::kBlockScale))
-      for (int t = 0; t < kGroupKeys; t += 2) std::swap(scales[t], scales[t + 1]);
-    const auto levels = table();
-    const I biased = Vec::iset1(int32_t(uint32_t(bias) * 0x01010101u));
-    const size_t group_bytes = size_t(n_images) * kLines;
-    const std::byte* lines = region + size_t(group) * group_bytes;
-    if constexpr (kForm.bits == 1) return signs(lines, n_images, shares, biased, images, next);
-    for (int i = 0; i < n_images; ++i, lines += kLines, images += kBlockImages * kImage) {
-      const int32_t* share = shares[i * kBlockDims / kForm.dims];
-      prefetch_half(next, i, kForm.bits);
-      for (int lane = 0; lane < kImage / 4; lane += n) {
-        const ImageReader<Vec, kForm.bits> reader(lines + lane * 4);
-        static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
-          const I s = Vec::iload(share + z % 2 * 16 + lane);
-          Vec::istore(images + z * kImage + lane * 4,
-                      Vec::bit_xor(biased, bytes(levels, reader.template codes<z>(), s, s)));
-        });
-      }
-    }
-  }
-
-  // Images of keys of one bit: a block of a key has two different bytes.
-  static void signs(const std::byte* lines, int n_images, const int32_t (*shares)[kGroupKeys], I biased,
-                    std::byte* images, const Streams& next) {
-    alignas(64) int32_t off[kGroupKeys], on[kGroupKeys];
-    const auto levels = table();
-    for (int i = 0; i < n_images; ++i, lines += kLines, images += kBlockImages * kImage) {
-      prefetch_half(next, i, kForm.bits);
-      for (int t = 0; t < kGroupKeys && i % (kForm.dims / kBlockDims) == 0; t += n) {
-        const I share = Vec::iload(shares[i * kBlockDims / kForm.dims] + t);
-        Vec::istore(off + t, Vec::bit_xor(biased, bytes(levels, Vec::izero(), share, share)));
-        Vec::istore(on + t, Vec::bit_xor(biased, bytes(levels, Vec::iset1(0x01010101), share, share)));
-      }
-      for (int lane = 0; lane < kImage / 4; lane += n) {
-        const I line = Vec::iload(lines + lane * 4);
-        static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
-          const int at = z % 2 * 16 + lane;
-          Vec::istore(images + z * kImage + lane * 4,
-                      Vec::template by_bit<z>(line, Vec::iload(off + at), Vec::iload(on + at)));
-        });
-      }
-    }
-  }
-
   static void value_scales(const std::byte* region, int head_dim, float* scales, const formats::TcqTable*) {
     const std::byte* plane = region + kForm.value_scale(head_dim, 0, 0);
-    for (int t = 0; t < kPage; t += n)
-      Vec::store(scales + t, row_scale(plane + t * 2, kPage * 2, kForm.n_blocks(head_dim)));
+    for (int t = 0; t < kPage; t += n) {
+      const F scale = row_scale(plane + t * 2, kPage * 2, kForm.n_blocks(head_dim));
+      Vec::store(scales + t, scale);
+      Vec::store(scales + kChunk + t, inverse_of(scale));
+    }
   }
 
   static void values(const std::byte* region, int head_dim, int d, const float* scales, std::byte* images,
                      const formats::TcqTable*) {
-    alignas(64) uint16_t share[kPage];
+    // Of token t, and of t + 2 in the upper half: the even bytes of four tokens take one such word, the odd
+    // bytes the next.
+    alignas(64) int32_t share[kPage + n], pairs[kPage];
     const std::byte* plane = region + kForm.value_scale(head_dim, d / kForm.dims, 0);
     for (int t = 0; t < kPage; t += n)
-      Vec::store_u16(share + t, share_of(load_scales(plane + t * 2), inverse_of(Vec::load(scales + t))));
+      Vec::istore(share + t, share_of(load_scales(plane + t * 2), Vec::load(scales + kChunk + t)));
+    Vec::istore(share + kPage, Vec::izero());
+    for (int t = 0; t < kPage; t += n)
+      Vec::istore(pairs + t, Vec::bit_or(Vec::iload(share + t),
+                                         Vec::template shift_left32<16>(Vec::iload(share + t + 2))));
     const auto levels = table();
     const std::byte* lines = region + size_t(d / kSlice) * 4 * kLines;
-    for (int l = 0; l < 4 * kLines; l += kImage) __builtin_prefetch(lines + 4 * kLines + l, 0, 3);
-    for (int i = 0; i < 4; ++i, lines += kLines, images += kBlockImages * kImage)
+    for (int i = 0; i < 4; ++i, lines += kLines, images += kBlockImages * kImage) {
+      for (int l = 0; l < kLines; l += kImage) __builtin_prefetch(lines + 4 * kLines + l, 0, 3);
       for (int lane = 0; lane < kImage / 4; lane += n) {
         const ImageReader<Vec, kForm.bits> reader(lines + lane * 4);
         static_for<kBlockImages>([&](auto z) [[gnu::always_inline]] {
-          const uint16_t* s = share + i / 2 * 32 + z * 4;  // of the four tokens of every lane
-          const I even = Vec::iset1(int32_t(s[0] | uint32_t(s[2]) << 16)),
-                  odd = Vec::iset1(int32_t(s[1] | uint32_t(s[3]) << 16));
-          Vec::istore(images + z * kImage + lane * 4, bytes(levels, reader.template codes<z>(), even, odd));
+          const int32_t* s = pairs + i / 2 * 32 + z * 4;  // of the four tokens of every lane
+          Vec::istore(images + z * kImage + lane * 4,
+                      bytes(levels, reader.template codes<z>(), Vec::iset1(s[0]), Vec::iset1(s[1])));
         });
       }
+    }
   }
 
   // Rows of one block of 128 values: what a sum is worth, its codes, and where its sketch goes.
@@ -244,7 +199,7 @@ struct PlanarImages {
                                        kForm.dims / kForm.values,
                                        kForm.bits,
                                        kKeysOnly ? query : nullptr,
-                                       keys,
+                                       nullptr,
                                        kKeysOnly ? nullptr : value_scales,
                                        kKeysOnly ? nullptr : values};
   static const ImageSource& get() { return kSource; }

@@ -40,6 +40,7 @@ struct Vec {
   static F max(F a, F b) { return _mm512_maskz_max_ps(kAll, a, b); }
   static F abs(F a) { return _mm512_abs_ps(a); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+  static F fused(F a, F b, F c) { return fma(a, b, c); }  // rounded once on every ISA
   static F round(F a) {
     return _mm512_maskz_roundscale_ps(kAll, a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }

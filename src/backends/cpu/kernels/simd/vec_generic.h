@@ -1,5 +1,5 @@
 // Float vectors of any CPU, through the compiler's vector extension (SSE2 or NEON registers). No fused
-// multiply-add.
+// multiply-add but by the C library.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -43,6 +43,11 @@ struct Vec {
   static F max(F a, F b) { return select(a > b, a, b); }
   static F abs(F a) { return F(U(a) & 0x7fffffffu); }
   static F fma(F a, F b, F c) { return a * b + c; }
+  static F fused(F a, F b, F c) {  // rounded once on every ISA
+    F out;
+    for (int i = 0; i < kN; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return out;
+  }
   static F round(F a) {
     const F magic = set1(12582912.0f);  // 1.5 * 2^23: the sum has no fraction bits left
     return (a + magic) - magic;

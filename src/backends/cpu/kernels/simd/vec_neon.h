@@ -27,6 +27,7 @@ struct Vec {
   static F max(F a, F b) { return vmaxq_f32(a, b); }
   static F abs(F a) { return vabsq_f32(a); }
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static F fused(F a, F b, F c) { return fma(a, b, c); }  // rounded once on every ISA
   static F round(F a) { return vrndnq_f32(a); }
   static F scale2(F a, F n) {
     const int32x4_t exponent = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
