@@ -111,6 +111,7 @@ std::string cpu_feature_list() {
   KVASIR_FEATURE("avx512vnni");
   KVASIR_FEATURE("avx512vbmi");
   KVASIR_FEATURE("avx512vbmi2");
+  KVASIR_FEATURE("gfni");
   KVASIR_FEATURE("avx512bf16");
   KVASIR_FEATURE("avx512fp16");
 #undef KVASIR_FEATURE

@@ -11,7 +11,7 @@ enum class Isa { kGeneric, kAvx2, kAvx512, kNeon };
 
 std::string_view isa_name(Isa isa);  // "generic", "avx2", "avx512", "neon"
 std::optional<Isa> find_isa(std::string_view name);
-// kAvx2 = AVX2+FMA+F16C; kAvx512 = F,BW,VL,DQ,VNNI,VBMI; kNeon = aarch64 with dotprod.
+// kAvx2 = AVX2+FMA+F16C; kAvx512 = F,BW,VL,DQ,VNNI,VBMI,VBMI2 and GFNI; kNeon = aarch64 with dotprod.
 bool cpu_supports(Isa isa);
 Isa best_isa();
 std::string cpu_name();
