@@ -1,12 +1,13 @@
 // What a device refuses and how it is lost: the step says so, and the next load, or the next program, works. A program of its own, because
 // the device is reset.
+#include "cuda/fixture.h"
+#ifdef KVASIR_HAVE_CUDA
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
 #include "backends/cuda/kernels/elementwise/elementwise.h"
 #include "base/error.h"
-#include "cuda/fixture.h"
 #include "engine/tiny.h"
 
 namespace kvasir::test {
@@ -79,3 +80,6 @@ TEST(CudaLostDevice, IsSaidAndTheNextLoadWorks) {
 
 }  // namespace
 }  // namespace kvasir::test
+#else
+TEST(CudaLostDevice, NeedsABuildWithCuda) { GTEST_SKIP() << kvasir::test::no_cuda(); }
+#endif

@@ -1,5 +1,8 @@
 // CUDA matmul and lookups of every weight type against double sums over the scalar codec's values.
 #include "cuda/fixture.h"
+#ifdef KVASIR_HAVE_CUDA
+#include "backends/cuda/kernels/elementwise/elementwise.h"
+#endif
 
 namespace kvasir::test {
 namespace {
@@ -197,6 +200,24 @@ TEST(CudaNorms, InsideTheProductsThatReadThem) {
     }
   }
 }
+
+#ifdef KVASIR_HAVE_CUDA
+// More shared memory than there is: said at once, and not a row of zeros. What comes after it runs.
+TEST(CudaNorms, ALaunchThatCannotBeIsAnError) {
+  KVASIR_NEEDS_CUDA();
+  cuda::NormArgs args{};
+  args.n = 1 << 20;
+  EXPECT_THROW(cuda::norm_rows({nullptr, false}, args, 1), Error);
+  NormedGraph normed(DType::q8_0, 256);
+  const auto backend = backends::create_backend("cuda", 1);
+  backend->upload(normed.small.graph, nullptr, nullptr);
+  const auto executable = backend->compile(normed.small.graph, {}, {}, 1);
+  graph::SequenceView sequence;
+  const Row row{1, 0, 0, 1};
+  backend->submit(*executable, {{&row, 1}, {&sequence, 1}});
+  EXPECT_LE(nmse(backend->read(*executable, 0), normed.expected), 2e-4);
+}
+#endif
 
 // One tile whose depth many blocks share; small enough for a memory checker.
 TEST_P(CudaMatmul, OneTileOfManyBlocks) {

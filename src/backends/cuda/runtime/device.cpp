@@ -52,6 +52,7 @@ bool revive_device() {
 
 void check(cudaError_t status, std::string_view doing) {
   if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // it is said here, and not again by what comes next
   if (status == cudaErrorMemoryAllocation) {
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);

@@ -12,10 +12,18 @@ using graph::ValueId;
 
 CudaExecutable::~CudaExecutable() {
   cudaStreamSynchronize(stream_);
-  for (const auto& [key, exec] : graphs_)
-    if (exec) cudaGraphExecDestroy(exec);
+  forget_graphs([](const StepKind&) { return true; });
   for (const Slot& slot : slots_)
     if (slot.done) cudaEventDestroy(slot.done);
+}
+
+void CudaExecutable::forget_graphs(const std::function<bool(const StepKind&)>& which) {
+  std::erase_if(graphs_, [&](const auto& one) {
+    const auto& [kind, exec] = one;
+    if (!which(kind)) return false;
+    if (exec) cudaGraphExecDestroy(exec);
+    return true;
+  });
 }
 
 Launch CudaExecutable::next() {
@@ -73,9 +81,7 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
 }
 
 void CudaExecutable::grow_tables(int n_pages) {
-  for (auto& [key, exec] : graphs_)
-    if (exec) cudaGraphExecDestroy(exec);
-  graphs_.clear();
+  forget_graphs([](const StepKind&) { return true; });
   const size_t n = size_t(std::max(1, decisions_.n_seq)) * 4 * size_t(n_pages);
   tables_host_ = Memory(n * sizeof(int32_t), Place::kHost, "allocating page tables");
   tables_ = Memory(n * sizeof(int32_t), Place::kDevice, "allocating page tables");
@@ -121,9 +127,7 @@ void CudaExecutable::write_tables(const graph::StepParams& step) {
     for (const graph::Op& select : graph_.ops)
       if (select.kind == graph::OpKind::select_rows && select.out == op.in[0]) give(select.in[0]);
   }
-  for (auto& [key, exec] : graphs_)
-    if (exec) cudaGraphExecDestroy(exec);
-  graphs_.clear();
+  forget_graphs([](const StepKind&) { return true; });
 }
 
 void CudaExecutable::encode_step(const Rows& rows) {
@@ -185,6 +189,25 @@ void CudaExecutable::enqueue_traced(const Rows& rows) {
   for (cudaEvent_t event : events) cudaEventDestroy(event);
 }
 
+cudaGraphExec_t CudaExecutable::capture() {
+  cudaGraph_t captured = nullptr;
+  check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
+  try {
+    enqueue(rows_);
+  } catch (...) {  // the stream goes on without it
+    cudaStreamEndCapture(stream_, &captured);
+    if (captured) cudaGraphDestroy(captured);
+    (void)cudaGetLastError();
+    throw;
+  }
+  check(cudaStreamEndCapture(stream_, &captured), "capturing a step");
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&exec, captured, 0);
+  cudaGraphDestroy(captured);
+  check(status, "instantiating a step");
+  return exec;
+}
+
 void CudaExecutable::start(const graph::StepParams& step) {
   write_params(step, rows_);
   write_tables(step);
@@ -197,21 +220,15 @@ void CudaExecutable::start(const graph::StepParams& step) {
     enqueue(rows_);
   } else {
     // The first step of a kind runs as it is (kernels are loaded then), the second is captured.
-    const auto key = std::make_tuple(slot_, rows_.all, rows_.out, rows_.own_pages, rows_.shifted,
-                                     rows_.all_near, rows_.fills, int(choice_.n_best));
-    const auto it = graphs_.find(key);
+    const StepKind kind{slot_, rows_.all, rows_.out, rows_.own_pages, rows_.shifted,
+                        rows_.all_near, rows_.fills, int(choice_.n_best)};
+    const auto it = graphs_.find(kind);
     if (it == graphs_.end()) {
       enqueue(rows_);
-      graphs_[key] = nullptr;
+      graphs_[kind] = nullptr;
     } else {
       if (!it->second) {
-        cudaGraph_t captured = nullptr;
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
-        enqueue(rows_);
-        check(cudaStreamEndCapture(stream_, &captured), "capturing a step");
-        const cudaError_t status = cudaGraphInstantiate(&it->second, captured, 0);
-        cudaGraphDestroy(captured);
-        check(status, "instantiating a step");
+        it->second = capture();
       }
       check(cudaGraphLaunch(it->second, stream_), "launching a step");
     }
@@ -263,11 +280,7 @@ void CudaExecutable::set_choice(const graph::Choice& choice) {
     return a.temperature == b.temperature && a.top_p == b.top_p && a.min_p == b.min_p;
   };
   if (!same(next, drawn_by_))
-    std::erase_if(graphs_, [](const auto& one) {
-      const bool draws = std::get<6>(one.first) > 1;
-      if (draws && one.second) cudaGraphExecDestroy(one.second);
-      return draws;
-    });
+    forget_graphs([](const StepKind& kind) { return kind.candidates > 1; });
   choice_ = drawn_by_ = next;
 }
 

@@ -1,12 +1,12 @@
 // A graph compiled for the device: a list of nodes, each one or two launches. Steps of up to kMaxMatvecRows
 // rows become one CUDA graph a (rows, output rows) pair; larger ones are enqueued node by node.
 #pragma once
+#include <compare>
 #include <deque>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "backends/backend.h"
@@ -73,6 +73,13 @@ class CudaExecutable final : public backends::Executable {
     std::vector<graph::Row> rows;
     cudaEvent_t done = nullptr;
   };
+  // What the launches of a small step depend on.
+  struct StepKind {
+    int slot, rows, wanted;
+    bool own_pages, shifted, all_near, fills;  // of Rows
+    int candidates;                            // to draw from; 1: the best
+    auto operator<=>(const StepKind&) const = default;
+  };
   // A launch that makes heads. An attention node right after it can make them itself (runs_near).
   struct HeadsNode {
     struct Made {
@@ -127,6 +134,8 @@ class CudaExecutable final : public backends::Executable {
 
   // executable.cpp
   void start(const graph::StepParams& step);
+  cudaGraphExec_t capture();  // of the step that start() prepared
+  void forget_graphs(const std::function<bool(const StepKind&)>& which);
   const Slot& slot() const { return slots_[size_t(slot_)]; }
   Slot& slot() { return slots_[size_t(slot_)]; }
   // Of Slot::params: fault and best key, sequences, the rows of the step, which of them are wanted.
@@ -198,8 +207,7 @@ class CudaExecutable final : public backends::Executable {
   size_t params_bytes_ = 0, rows_at_ = 0;
   int table_stride_ = 0;
   bool may_overlap_ = false;
-  // By slot, rows, wanted rows, three marks of Rows, candidates; null: seen once.
-  std::map<std::tuple<int, int, int, bool, bool, bool, bool, int>, cudaGraphExec_t> graphs_;
+  std::map<StepKind, cudaGraphExec_t> graphs_;  // null: seen once
   graph::Choice choice_, drawn_by_;  // after the step being enqueued; of the captured launches that draw
   Rows rows_;
   Memory logits_, logits_host_;

@@ -9,7 +9,8 @@
 namespace kvasir::cuda {
 
 void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kernel, void** arguments) {
-  constexpr size_t kNeedsConsent = 48 * 1024;  // dynamic shared memory beyond it has to be asked for
+  // Shared memory beyond 48 KiB has to be asked for; what a kernel declares itself counts, too.
+  constexpr size_t kNeedsConsent = 40 * 1024;
   if (const size_t most = std::max(shape.shared, shape.shared_most); most > kNeedsConsent)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(most)),
           "asking for shared memory");
@@ -30,8 +31,7 @@ void launch_kernel(const Launch& how, const LaunchShape& shape, const void* kern
     overlap.val.programmaticStreamSerializationAllowed = 1;
   }
   config.attrs = attributes;
-  // What a failed launch leaves behind is read where the step is checked.
-  (void)cudaLaunchKernelExC(&config, kernel, arguments);
+  check(cudaLaunchKernelExC(&config, kernel, arguments), "launching a kernel");
 }
 
 void copy_on_device(const Launch& how, void* to, const void* from, size_t bytes) {
