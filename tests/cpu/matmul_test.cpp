@@ -278,7 +278,7 @@ TEST(QuantizeRows, RoundsToNearestEven) {
       }
       EXPECT_EQ(block.start[r] - matmul::kMagicBits, -128 * sum);
       EXPECT_EQ(block.sum[r], float(sum));
-      EXPECT_EQ(block.start_half[r] + block.start_half[8 + r] - matmul::kMagicBits, block.start[r]);
+      EXPECT_EQ(int64_t(block.start_half[r]) + block.start_half[8 + r] - matmul::kMagicBits, block.start[r]);
       EXPECT_EQ(block.sum_half[r] + block.sum_half[8 + r], block.sum[r]);
     }
   }
