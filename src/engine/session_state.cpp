@@ -103,7 +103,7 @@ void Session::load_state(int seq, StateSource& source) {
     const std::span<const std::byte> payload = reader.read(record);
     if (!record.tokens) continue;
     tokens.resize(size_t(record.rows));
-    std::memcpy(tokens.data(), payload.data(), payload.size());
+    if (!payload.empty()) std::memcpy(tokens.data(), payload.data(), payload.size());
   }
   for (size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= s.graph.n_vocab)
