@@ -255,7 +255,7 @@ KVASIR_CODEC void set_targets(const Warp& warp, const uint16_t* x, int first, in
                               TrellisScratch<D>& scratch) {
   warp.each([&](int lane) {
     for (int i = lane; i < n; i += 32)
-      scratch.target[i] = int8_t(nearest_int(held(row_value(x, first + i) * to_unit, -127.0f, 127.0f)));
+      scratch.target[i] = float(nearest_int(held(row_value(x, first + i) * to_unit, -127.0f, 127.0f)));
   });
   warp.sync();
 }

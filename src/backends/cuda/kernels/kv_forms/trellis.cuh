@@ -1,5 +1,13 @@
-// The search of formats/trellis.h by a warp: a lane has the states that follow from its own groups, costs lie
-// in shared memory twice, so that a step needs one barrier. Integers throughout: the scalar search's path.
+// The search of formats/trellis.h by a warp: the scalar search's path, from another order of the same sums.
+//
+// A lane has kOwn groups of states that share a past. best[g] is the least cost of a path that goes on from
+// group g; a step makes the costs of all states that follow, (x - level)^2 more, and keeps the least of those
+// that end in each group: all that travels between lanes is best[]. A cost that saturates does so after that
+// choice, which is the same: the least of saturated costs is the saturated least, and of equals the first.
+//
+// Costs are f32 around 2^(23 - b), where the last b bits of the mantissa are binary places: they say which
+// predecessor a cost came through, so that the least of several is one instruction, and the lowest of equals.
+// Whole numbers throughout, exact.
 #pragma once
 #include "backends/cuda/kernels/kv_forms/tables.cuh"
 
@@ -8,126 +16,111 @@ namespace kvasir::cuda {
 // Shared memory of a warp that encodes a row of up to D values.
 template <int D>
 struct TrellisScratch {
-  alignas(16) uint16_t cost[2][512];
+  alignas(16) float best[2][128];
+  alignas(16) float target[D];
   alignas(16) uint16_t row[D];  // the row itself, where the kernel puts it
-  int8_t target[D];
   uint8_t code[D];
-  uint8_t from[D][32];  // by step and lane: the predecessors of its groups, 4 bits each
+  uint8_t from[D + 1][32];  // by step and lane: the predecessors of its groups, 4 bits each
 };
 
 template <int b>
 struct WarpTrellis {
   using T = formats::Trellis<b>;
   static constexpr int kGroups = T::kGroups, kBranches = T::kBranches, kOwn = kGroups / 32,
-                       kStatesEach = T::kStates / 32;
+                       kGroupBits = T::kStateBits - b;
   static_assert(kOwn == 1 || kOwn == 2);
-  struct States {
-    int v[kStatesEach];
-  };
+  static constexpr uint32_t kZero = uint32_t(127 + 23 - b) << 23, kMost = kZero + (65535u << b),
+                            kPick = (1u << b) - 1;
+  // Groups whose costs a lane needs follow each other, `kColumns` apart in number; rows of them are padded so
+  // that lanes meet in no bank.
+  static constexpr int kColumns = kGroups / kBranches, kRow = kBranches + 4;
+  static_assert(kColumns * kRow <= 128);
   struct Levels {
-    int v[kStatesEach], square[kStatesEach];
+    float v[kBranches][kOwn];
+  };
+  struct Keys {
+    uint32_t v[kOwn];  // cost and predecessor
   };
 
   static KVASIR_CODEC void load_levels(const Warp& warp, const int8_t* table, PerLane<Levels>& levels) {
     warp.each([&](int lane) {
       KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i) {
-        const int level = table[lane * kStatesEach + i];
-        levels[lane].v[i] = level;
-        levels[lane].square[i] = level * level;
-      }
+      for (int p = 0; p < kBranches; ++p) KVASIR_UNROLL
+      for (int i = 0; i < kOwn; ++i) levels[lane].v[p][i] = float(table[p * kGroups + lane * kOwn + i]);
     });
   }
 
-  // All costs `all`, but that of state `zero` (none when negative).
-  static KVASIR_CODEC void start(const Warp& warp, uint16_t* cost, uint16_t all, int zero) {
+  // Where the best cost of group g stands, and which predecessor it is to those that read it.
+  static KVASIR_CODEC int place(int g) { return g % kColumns * kRow + g / kColumns; }
+  static KVASIR_CODEC uint32_t tagged(uint32_t key, int g) { return (key & ~kPick) | uint32_t(g / kColumns); }
+
+  // All costs 0, or 65535 but that of state `zero`.
+  static KVASIR_CODEC void start(const Warp& warp, float* best, uint8_t* from, int zero) {
     warp.each([&](int lane) {
       KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i) {
-        const int s = lane * kStatesEach + i;
-        cost[s] = s == zero ? uint16_t(0) : all;
+      for (int i = 0; i < kOwn; ++i) {
+        const int g = lane * kOwn + i;
+        const bool least = zero < 0 || g == zero % kGroups;
+        best[place(g)] = bits_to_float(tagged(least ? kZero : kMost, g));
       }
+      from[lane] = 0;  // read where all costs were 0
     });
     warp.sync();
   }
 
-  // Of the n predecessors of groups 2 m and 2 m + 1 the cheapest, the lowest of equals:
-  // costs in the halves of a word, and which in the nibbles of `picks`.
-  template <int n>
-  static KVASIR_CODEC uint32_t choose(const uint16_t* cost, int m, uint32_t& picks) {
-    uint32_t best[n], low[n], high[n];
-    KVASIR_UNROLL
-    for (int p = 0; p < n; ++p) {
-      best[p] = load_pair(cost + p * kGroups + 2 * m);
-      low[p] = high[p] = uint32_t(p);
-    }
-    KVASIR_UNROLL
-    for (int distance = 1; distance < n; distance *= 2) KVASIR_UNROLL
-    for (int p = 0; p < n; p += 2 * distance) {
-      bool in_high, in_low;
-      best[p] = least_halves(best[p], best[p + distance], in_high, in_low);
-      low[p] = in_low ? low[p] : low[p + distance];
-      high[p] = in_high ? high[p] : high[p + distance];
-    }
-    picks = low[0] | high[0] << 4;
-    return best[0];
-  }
-
-  // The same of all predecessors of a lane's groups; of one group in a whole word, as cost and predecessor in
-  // one number.
-  static KVASIR_CODEC uint32_t choose_all(const uint16_t* cost, int lane, uint32_t& picks) {
-    if constexpr (kOwn == 2) return choose<kBranches>(cost, lane, picks);
-    uint32_t key[kBranches];
-    KVASIR_UNROLL
-    for (int p = 0; p < kBranches; ++p) key[p] = uint32_t(cost[p * kGroups + lane]) << 4 | uint32_t(p);
-    KVASIR_UNROLL
-    for (int distance = 1; distance < kBranches; distance *= 2) KVASIR_UNROLL
-    for (int p = 0; p < kBranches; p += 2 * distance)
-      key[p] = key[p + distance] < key[p] ? key[p + distance] : key[p];
-    picks = key[0] & 15;
-    return key[0] >> 4;
-  }
-
-  static KVASIR_CODEC void step(const Warp& warp, const uint16_t* cost, uint16_t* next, int x,
-                                const PerLane<Levels>& levels, uint8_t* from, int index) {
-    PerLane<States> sums;
+  // Costs after value x, and the least of each group.
+  static KVASIR_CODEC void choose(const Warp& warp, const float* best, float x, const PerLane<Levels>& levels,
+                                  PerLane<Keys>& keys) {
     warp.each([&](int lane) {
-      uint32_t picks;
-      const uint32_t best = choose_all(cost, lane, picks);
-      from[lane] = uint8_t(picks);
-      const int own[2] = {int(best & 0xffff) + x * x, int(best >> 16) + x * x};
+      const float* own = best + (lane * kOwn >> b) * kRow;
+      float cost[kBranches][kOwn];
       KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i)  // (x - level)^2 as level (-2 x) + level^2, and x^2 above
-        sums[lane].v[i] =
-            least_sum(levels[lane].v[i] * (-2 * x) + levels[lane].square[i], own[i / kBranches], 65535);
-    });
-    if (index % formats::kTrellisAgeing == formats::kTrellisAgeing - 1) age(warp, sums);
-    warp.each([&](int lane) {
-      KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; i += 8) {
-        uint32_t words[4];
+      for (int p = 0; p < kBranches; p += 4) {
+        float four[4];
+        load_floats(own + p, four);
         KVASIR_UNROLL
-        for (int j = 0; j < 4; ++j)
-          words[j] = uint32_t(sums[lane].v[i + 2 * j]) | uint32_t(sums[lane].v[i + 2 * j + 1]) << 16;
-        store_four(next + lane * kStatesEach + i, words);
+        for (int j = 0; j < 4; ++j) KVASIR_UNROLL
+        for (int i = 0; i < kOwn; ++i) {
+          const float off = x - levels[lane].v[p + j][i];
+          cost[p + j][i] = multiply_add(off, off, four[j]);
+        }
       }
+      KVASIR_UNROLL
+      for (int i = 0; i < kOwn; ++i) {
+        KVASIR_UNROLL
+        for (int distance = 1; distance < kBranches; distance *= 2) KVASIR_UNROLL
+        for (int p = 0; p < kBranches; p += 2 * distance)
+          cost[p][i] = lesser(cost[p][i], cost[p + distance][i]);
+        keys[lane].v[i] = float_bits(lesser(cost[0][i], bits_to_float(kMost)));
+      }
+    });
+  }
+
+  static KVASIR_CODEC void keep(const Warp& warp, float* best, uint8_t* from, const PerLane<Keys>& keys) {
+    warp.each([&](int lane) {
+      uint32_t picks = 0;
+      KVASIR_UNROLL
+      for (int i = 0; i < kOwn; ++i) {
+        const int g = lane * kOwn + i;
+        best[place(g)] = bits_to_float(tagged(keys[lane].v[i], g));
+        picks |= (keys[lane].v[i] & kPick) << (4 * i);
+      }
+      from[lane] = uint8_t(picks);
     });
     warp.sync();
   }
 
-  static KVASIR_CODEC void age(const Warp& warp, PerLane<States>& sums) {
+  static KVASIR_CODEC void age(const Warp& warp, PerLane<Keys>& keys) {
     PerLane<uint32_t> own;
     warp.each([&](int lane) {
-      uint32_t least = 65535;
-      KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i)
-        least = uint32_t(sums[lane].v[i]) < least ? uint32_t(sums[lane].v[i]) : least;
-      own[lane] = least;
+      own[lane] = keys[lane].v[0];
+      if constexpr (kOwn == 2)
+        own[lane] = keys[lane].v[1] < own[lane] ? keys[lane].v[1] : own[lane];
     });
-    const int least = int(warp.least(own));
+    const uint32_t least = (warp.least(own) & ~kPick) - kZero;
     warp.each([&](int lane) {
       KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i) sums[lane].v[i] -= least;
+      for (int i = 0; i < kOwn; ++i) keys[lane].v[i] -= least;
     });
   }
 
@@ -137,59 +130,90 @@ struct WarpTrellis {
   }
 
   // The cheapest state, the lowest of equals.
-  static KVASIR_CODEC int cheapest(const Warp& warp, const uint16_t* cost) {
+  static KVASIR_CODEC int cheapest(const Warp& warp, const PerLane<Keys>& keys) {
     PerLane<uint32_t> own;
     warp.each([&](int lane) {
-      uint32_t least = ~0u;
+      own[lane] = ~0u;
       KVASIR_UNROLL
-      for (int i = 0; i < kStatesEach; ++i) {
-        const int s = lane * kStatesEach + i;
-        const uint32_t key = uint32_t(cost[s]) << 9 | uint32_t(s);
-        least = key < least ? key : least;
+      for (int i = 0; i < kOwn; ++i) {
+        const uint32_t key = (keys[lane].v[i] - kZero) << kGroupBits | uint32_t(lane * kOwn + i);
+        own[lane] = key < own[lane] ? key : own[lane];
       }
-      own[lane] = least;
     });
-    return int(warp.least(own) & 511);
+    // Predecessor and group are the state's upper and lower bits.
+    return int(warp.least(own) & (T::kStates - 1));
   }
 
-  // Values first, first + 1, ... of the ring of d, n of them; returns which half has the costs.
+  // Values first, first + 1, ... of the ring of d, n of them (a multiple of 16, as d and `first` are).
   template <int D>
-  static KVASIR_CODEC int walk(const Warp& warp, TrellisScratch<D>& scratch, const PerLane<Levels>& levels,
-                               int first, int n, int d) {
-    for (int i = 0; i < n; ++i) {
-      const int t = first + i < d ? first + i : first + i - d;
-      step(warp, scratch.cost[i % 2], scratch.cost[1 - i % 2], scratch.target[t], levels, scratch.from[i], i);
+  static KVASIR_CODEC void walk(const Warp& warp, TrellisScratch<D>& scratch, const PerLane<Levels>& levels,
+                                int first, int n, int d, PerLane<Keys>& keys) {
+    static_assert(formats::kTrellisAgeing == 16 && formats::kTrellisBefore % 16 == 0);
+    KVASIR_NO_UNROLL
+    for (int i = 0; i < n; i += 16) {
+      const float* target = scratch.target + (first + i < d ? first + i : first + i - d);
+      KVASIR_NO_UNROLL
+      for (int j = 0; j < 16; j += 4) {
+        float x[4];
+        load_floats(target + j, x);
+        KVASIR_UNROLL
+        for (int k = 0; k < 4; ++k) {
+          choose(warp, scratch.best[k % 2], x[k], levels, keys);
+          if (k == 3 && j == 12) age(warp, keys);
+          keep(warp, scratch.best[1 - k % 2], scratch.from[i + j + k + 1], keys);
+        }
+      }
     }
-    return n % 2;
   }
 
   // Symbols of a path that ends in `state` after value d - 1, into scratch.code; returns the state before the
-  // first value.
+  // first value. Each lane walks back its own part, from where a walk from anywhere kMeet values on has come to:
+  // paths merge. When one has not, every part is walked from the end.
   template <int D>
   static KVASIR_CODEC int trace(const Warp& warp, TrellisScratch<D>& scratch, int state, int d) {
-    for (int t = d - 1; t >= 0; --t) {  // every lane walks it, lane 0 stores
-      warp.each([&](int lane) {
-        if (lane == 0) scratch.code[t] = uint8_t(state & (kBranches - 1));
-      });
-      state = back(state, scratch.from[t]);
-    }
+    constexpr int kMeet = 32;
+    const int part = d / 32;
+    PerLane<int> begin, end;
+    const auto walk_part = [&](int first, int last, int s) {
+      for (int t = last; t >= first; --t) {
+        scratch.code[t] = uint8_t(s & (kBranches - 1));
+        s = back(s, scratch.from[t]);
+      }
+      return s;
+    };
+    warp.each([&](int lane) {
+      const int last = lane * part + part - 1;
+      int t = last + kMeet < d - 1 ? last + kMeet : d - 1, s = t == d - 1 ? state : 0;
+      for (; t > last; --t) s = back(s, scratch.from[t]);
+      end[lane] = s;
+      begin[lane] = walk_part(lane * part, last, s);
+    });
+    const PerLane<int> after = warp.of_next(begin);
+    PerLane<bool> apart;
+    warp.each([&](int lane) { apart[lane] = lane < 31 && after[lane] != end[lane]; });
     warp.sync();
-    return state;
+    if (warp.ballot(apart) == 0) return warp.of(begin, 0);
+    warp.each([&](int lane) {
+      if (lane == 0) begin[lane] = walk_part(0, d - 1, state);
+    });
+    warp.sync();
+    return warp.of(begin, 0);
   }
 
   // Trellis::search.
   template <int D>
   static KVASIR_CODEC void search(const Warp& warp, TrellisScratch<D>& scratch, int d) {
     PerLane<Levels> levels;
+    PerLane<Keys> keys;
     load_levels(warp, state_levels<b>(), levels);
-    start(warp, scratch.cost[0], 0, -1);
+    start(warp, scratch.best[0], scratch.from[0], -1);
     constexpr int kAll = formats::kTrellisBefore + formats::kTrellisAfter;
-    int now = walk(warp, scratch, levels, d - formats::kTrellisBefore, kAll, d);
-    int seam = cheapest(warp, scratch.cost[now]);
+    walk(warp, scratch, levels, d - formats::kTrellisBefore, kAll, d, keys);
+    int seam = cheapest(warp, keys);
     for (int n = kAll; n > formats::kTrellisBefore;) seam = back(seam, scratch.from[--n]);
     warp.sync();
-    start(warp, scratch.cost[0], 65535, seam);
-    walk(warp, scratch, levels, 0, d, d);
+    start(warp, scratch.best[0], scratch.from[0], seam);
+    walk(warp, scratch, levels, 0, d, d, keys);
     trace(warp, scratch, seam, d);
   }
 
@@ -198,10 +222,11 @@ struct WarpTrellis {
   static KVASIR_CODEC int search_open(const Warp& warp, TrellisScratch<D>& scratch, const int8_t* table,
                                       int d) {
     PerLane<Levels> levels;
+    PerLane<Keys> keys;
     load_levels(warp, table, levels);
-    start(warp, scratch.cost[0], 0, -1);
-    const int now = walk(warp, scratch, levels, 0, d, d);
-    return trace(warp, scratch, cheapest(warp, scratch.cost[now]), d);
+    start(warp, scratch.best[0], scratch.from[0], -1);
+    walk(warp, scratch, levels, 0, d, d, keys);
+    return trace(warp, scratch, cheapest(warp, keys), d);
   }
 };
 

@@ -9,6 +9,7 @@
 #define KVASIR_CODEC __device__ __forceinline__
 #define KVASIR_UNROLL _Pragma("unroll")
 #define KVASIR_UNROLL_4 _Pragma("unroll 4")
+#define KVASIR_NO_UNROLL _Pragma("unroll 1")
 #else
 #include <cmath>
 #include <cstring>
@@ -17,6 +18,7 @@
 #define KVASIR_CODEC inline
 #define KVASIR_UNROLL
 #define KVASIR_UNROLL_4
+#define KVASIR_NO_UNROLL
 #endif
 
 namespace kvasir::cuda {
@@ -57,6 +59,11 @@ struct Warp {
   __device__ __forceinline__ T of(const PerLane<T>& v, int lane) const {
     return __shfl_sync(~0u, v.value, lane);
   }
+  // The next lane's; the last has its own.
+  template <typename T>
+  __device__ __forceinline__ PerLane<T> of_next(const PerLane<T>& v) const {
+    return {__shfl_down_sync(~0u, v.value, 1)};
+  }
 };
 
 KVASIR_CODEC float half_value(uint16_t h) { return __half2float(__ushort_as_half(h)); }
@@ -67,14 +74,11 @@ KVASIR_CODEC int nearest_int(float v) { return __float2int_rn(v); }
 KVASIR_CODEC int first_bit(uint32_t mask) { return __ffs(int(mask)) - 1; }
 KVASIR_CODEC float root(float v) { return __fsqrt_rn(v); }
 KVASIR_CODEC double root(double v) { return __dsqrt_rn(v); }
-// The lesser of each half, and where it is the first's (also of equals).
-KVASIR_CODEC uint32_t least_halves(uint32_t a, uint32_t b, bool& high, bool& low) {
-  return __vibmin_u16x2(a, b, &high, &low);
-}
-KVASIR_CODEC int least_sum(int a, int b, int limit) { return __viaddmin_s32(a, b, limit); }
-KVASIR_CODEC uint32_t load_pair(const uint16_t* p) { return *reinterpret_cast<const uint32_t*>(p); }
-KVASIR_CODEC void store_four(uint16_t* p, const uint32_t (&words)[4]) {
-  *reinterpret_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
+KVASIR_CODEC float lesser(float a, float b) { return fminf(a, b); }
+KVASIR_CODEC float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+KVASIR_CODEC void load_floats(const float* p, float (&v)[4]) {
+  const float4 four = *reinterpret_cast<const float4*>(p);
+  v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
 }
 
 #else
@@ -117,6 +121,12 @@ struct Warp {
   T of(const PerLane<T>& v, int l) const {
     return v[l];
   }
+  template <typename T>
+  PerLane<T> of_next(const PerLane<T>& v) const {
+    PerLane<T> out = v;
+    for (int l = 0; l < 31; ++l) out[l] = v[l + 1];
+    return out;
+  }
 };
 
 KVASIR_CODEC float half_value(uint16_t h) { return f16_to_f32(h); }
@@ -127,18 +137,9 @@ KVASIR_CODEC int nearest_int(float v) { return int(std::nearbyint(v)); }
 KVASIR_CODEC int first_bit(uint32_t mask) { return __builtin_ctz(mask); }
 KVASIR_CODEC float root(float v) { return std::sqrt(v); }
 KVASIR_CODEC double root(double v) { return std::sqrt(v); }
-KVASIR_CODEC uint32_t least_halves(uint32_t a, uint32_t b, bool& high, bool& low) {
-  high = a >> 16 <= b >> 16;
-  low = (a & 0xffff) <= (b & 0xffff);
-  return (low ? a & 0xffff : b & 0xffff) | (high ? a & 0xffff0000u : b & 0xffff0000u);
-}
-KVASIR_CODEC int least_sum(int a, int b, int limit) { return a + b < limit ? a + b : limit; }
-KVASIR_CODEC uint32_t load_pair(const uint16_t* p) {
-  uint32_t word;
-  std::memcpy(&word, p, sizeof word);
-  return word;
-}
-KVASIR_CODEC void store_four(uint16_t* p, const uint32_t (&words)[4]) { std::memcpy(p, words, sizeof words); }
+KVASIR_CODEC float lesser(float a, float b) { return b < a ? b : a; }
+KVASIR_CODEC float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
+KVASIR_CODEC void load_floats(const float* p, float (&v)[4]) { std::memcpy(v, p, sizeof v); }
 
 #endif
 
