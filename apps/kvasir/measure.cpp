@@ -4,18 +4,18 @@
 #include <chrono>
 #include <limits>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "backends/cpu/roofline.h"
 #include "backends/registry/registry.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "engine/session.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
 #include "machine.h"
+#include "measure_device.h"
 #include "options.h"
+#include "probe.h"
 #include "version.h"
 
 namespace kvasir::app {
@@ -27,9 +27,8 @@ using graph::kPageTokens;
 constexpr double kRooflineSeconds = 0.6;
 constexpr size_t kWorkBytes = size_t(256) << 20;  // no cache that a program has for itself holds this
 constexpr double kSliceSeconds = 0.03;            // of one figure
-// A depth at which attention is nearly all of its step; a GPU reads as many keys in the time of a launch.
-int deep_keys(const backends::Backend& backend) { return backend.caps().name == "cpu" ? 8192 : 131072; }
-constexpr int kNormOps = 64, kNormWidth = 1536;
+constexpr int kDeepKeys = 8192;                   // a depth at which attention is nearly all of its step
+constexpr int kNormWidth = 1536;
 constexpr int kPromptRows = decide::kPromptRows;
 constexpr int kPromptDepth = 1024;  // a depth at which keys are most of a prompt's attention
 constexpr int kPromptRuns = 2;      // a run of many rows takes long enough for a few to do
@@ -38,155 +37,14 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The quickest of many runs: neighbours on a shared machine slow the others.
-double quick_seconds(double budget, int least, const std::function<void()>& run) {
-  run();
-  double best = 1e30;
-  const auto begin = Clock::now();
-  for (int i = 0; i < least || seconds_since(begin) < budget; ++i) {
-    const auto start = Clock::now();
-    run();
-    best = std::min(best, seconds_since(start));
-  }
-  return best;
-}
-
-std::vector<float> random_floats(size_t n) {
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(n);
-  for (float& v : x) v = normal(rng);
-  return x;
-}
-
-// A graph under construction: look-ups give every op its input.
-struct Draft {
-  graph::Graph graph;
-  std::vector<std::vector<float>> tables;
-
-  graph::ValueId value(int width) {
-    graph.values.push_back({"v" + std::to_string(graph.values.size()), width, graph::RowSet::kAll});
-    return graph::ValueId(graph.values.size() - 1);
-  }
-  graph::Op& push(graph::OpKind kind) {
-    graph::Op op;
-    op.kind = kind;
-    op.layer = 0;
-    op.eps = 1e-6f;
-    graph.ops.push_back(op);
-    return graph.ops.back();
-  }
-  graph::WeightId weight(DType type, int64_t n_in, int64_t n_out, std::span<const std::byte> data) {
-    graph.weights.push_back({"w" + std::to_string(graph.weights.size()), type, n_in, n_out, data, -1});
-    return graph::WeightId(graph.weights.size() - 1);
-  }
-  graph::ValueId look_up(int width, int rows) {
-    tables.push_back(random_floats(size_t(width) * size_t(rows)));
-    const graph::WeightId w = weight(DType::f32, width, rows, std::as_bytes(std::span(tables.back())));
-    const graph::ValueId out = value(width);
-    graph::Op& op = push(graph::OpKind::embed);
-    op.w[0] = w;
-    op.out = out;
-    return out;
-  }
-};
-
-// A compiled draft and the small value that is read to wait for a step: a large one would be copied.
-class Steps {
- public:
-  Steps(backends::Backend& backend, Draft& draft, int n_rows) : backend_(backend) {
-    small_ = draft.look_up(kSmall, kPageTokens);
-    backend.upload(draft.graph, {}, {});
-    executable_ = backend.compile(draft.graph, {}, {}, n_rows);
-    for (int i = 0; i < n_rows; ++i) rows_.push_back({i % kPageTokens, i, 0, 0});
-  }
-  double seconds(double budget, int least) {
-    const graph::SequenceView view;
-    return quick_seconds(budget, least, [&] {
-      backend_.submit(*executable_, {rows_, {&view, 1}});
-      backend_.inspect(*executable_, small_);
-    });
-  }
-
- private:
-  static constexpr int kSmall = 32;
-  backends::Backend& backend_;
-  graph::ValueId small_;
-  std::unique_ptr<backends::Executable> executable_;
-  std::vector<graph::Row> rows_;
-};
-
-// Starting and awaiting a step that does nothing.
-double idle_seconds(backends::Backend& backend) {
-  Draft draft;
-  draft.tables.reserve(1);
-  return Steps(backend, draft, 1).seconds(kSliceSeconds, 8);
-}
-
-// A chain of norms over `n_rows` rows of 1536 values, an op of it.
-double norm_seconds(backends::Backend& backend, int n_rows, double idle) {
-  Draft draft;
-  draft.tables.reserve(2);
-  graph::ValueId x = draft.look_up(kNormWidth, kPageTokens);
-  for (int i = 0; i < kNormOps; ++i) {
-    const graph::ValueId y = draft.value(kNormWidth);
-    graph::Op& op = draft.push(graph::OpKind::norm);
-    op.in[0] = x;
-    op.out = x = y;
-  }
-  return std::max(Steps(backend, draft, n_rows).seconds(kSliceSeconds, 8) - idle, 1e-9) / (kNormOps + 1);
-}
-
-// What an op of a generated token takes beside its weights where a backend makes one launch of several ops, so that
-// a chain of one kind does not tell: the test model's step, whose weights are a few microseconds of it.
-double op_seconds_of_model(const std::string& backend, double bytes_per_s) {
-  constexpr int kTokens = 64, kRuns = 4;
-  const auto model = load_model(test_model(), 1, Loudness::kQuiet, backend);
-  const decide::ModelGeometry geometry = decide::read_geometry(model->file());
-  engine::SessionOptions options;
-  options.n_ctx = (kRuns + 1) * kTokens + 1;
-  options.kv = {DType::f16, DType::f16};
-  engine::Session session(model, options);
-  const auto run = [&] { session.append_greedy(0, 1, kTokens, [](engine::Token) { return true; }); };
-  run();  // captures its launches
-  double best = 1e30;
-  for (int i = 0; i < kRuns; ++i) {
-    const auto start = Clock::now();
-    run();
-    best = std::min(best, seconds_since(start) / kTokens);
-  }
-  return std::max(best - double(geometry.step_bytes()) / bytes_per_s, 1e-9) / geometry.n_ops();
-}
-
-// `n_rows` rows of `format` one after another; few are encoded, then repeated: what they hold does not matter
-// for speed.
-std::vector<std::byte> some_weights(const formats::Format& format, int width, int64_t n_rows) {
-  constexpr int64_t kPoolRows = 16;
-  const size_t row_bytes = format.row_bytes(width);
-  const std::vector<float> values = random_floats(size_t(kPoolRows) * size_t(width));
-  std::vector<std::byte> pool(size_t(kPoolRows) * row_bytes), data(size_t(n_rows) * row_bytes);
-  format.encode(values.data(), pool.data(), kPoolRows * width);
-  for (int64_t row = 0; row < n_rows; row += kPoolRows)
-    std::copy_n(pool.begin(), size_t(std::min(kPoolRows, n_rows - row)) * row_bytes,
-                data.begin() + row * int64_t(row_bytes));
-  return data;
-}
-
 // Seconds of `n_ops` products of `n_rows` rows with one matrix.
 double product_seconds(backends::Backend& backend, const formats::Format& format, int width, int64_t n_out,
                        int n_rows, int n_ops) {
   const std::vector<std::byte> data = some_weights(format, width, n_out);
   Draft draft;
-  draft.tables.reserve(2);
   const graph::ValueId x = draft.look_up(width, kPageTokens);
   const graph::WeightId w = draft.weight(format.type, width, n_out, data);
-  for (int i = 0; i < n_ops; ++i) {
-    const graph::ValueId y = draft.value(int(n_out));
-    graph::Op& op = draft.push(graph::OpKind::matmul);
-    op.in[0] = x;
-    op.w[0] = w;
-    op.out = y;
-  }
+  for (int i = 0; i < n_ops; ++i) draft.matmul(x, w);
   Steps steps(backend, draft, n_rows);
   return n_rows == 1 ? steps.seconds(2 * kSliceSeconds, 8) : steps.seconds(0, kPromptRuns);
 }
@@ -199,10 +57,8 @@ void measure_weights(backends::Backend& one, backends::Backend& many, double idl
   const double read = product_seconds(one, format, kWidth, n_out, 1, 1) - idle;
   row.gb_per_s = std::max(row.gb_per_s, double(n_out) * double(row_bytes) / read / 1e9);
   constexpr int kOut = 8192, kOps = 2;
-  // A GPU is faster with more rows; those of a whole micro-batch then.
-  const int n_rows = many.caps().name == "cpu" ? kPromptRows : 2 * kPromptRows;
-  const double products = product_seconds(many, format, kWidth, kOut, n_rows, kOps) - idle;
-  row.prompt_gops = std::max(row.prompt_gops, 2.0 * kWidth * kOut * n_rows * kOps / products / 1e9);
+  const double products = product_seconds(many, format, kWidth, kOut, kPromptRows, kOps) - idle;
+  row.prompt_gops = std::max(row.prompt_gops, 2.0 * kWidth * kOut * kPromptRows * kOps / products / 1e9);
 }
 
 // One attention op over a cache that is rotated through so that no step finds it in a cache of the processor.
@@ -210,7 +66,6 @@ class AttentionProbe {
  public:
   AttentionProbe(backends::Backend& backend, std::byte* pages, DType k, DType v, int head_dim, int heads)
       : backend_(backend), pages_(pages) {
-    draft_.tables.reserve(4);
     const graph::ValueId q = draft_.look_up(heads * head_dim, kPageTokens),
                          key = draft_.look_up(head_dim, kPageTokens),
                          value = draft_.look_up(head_dim, kPageTokens);
@@ -250,7 +105,7 @@ class AttentionProbe {
   // Deep and shallow steps in turn, so that a change of the machine's speed meets both. Infinite where a
   // step's start hides the keys.
   double ns_per_key() {
-    const int n_keys = deep_keys(backend_);
+    const int n_keys = kDeepKeys;
     double deep = 1e30, shallow = 1e30;
     const auto begin = Clock::now();
     for (int i = 0; seconds_since(begin) < (i < 8 ? 8 : 1) * kSliceSeconds; ++i) {
@@ -283,8 +138,7 @@ class AttentionProbe {
     std::vector<int32_t> table(static_cast<size_t>(n_table)), exact(static_cast<size_t>(n_table), -1);
     for (int32_t& page : table) page = int32_t(next_++ % n_pages_);
     if (exact_)  // pages that the step fills lie in its own memory
-      for (int i = 0; i < kPromptRows / kPageTokens; ++i)
-        exact[size_t(depth / kPageTokens + i)] = 1 + i;
+      for (int i = 0; i < kPromptRows / kPageTokens; ++i) exact[size_t(depth / kPageTokens + i)] = 1 + i;
     const auto start = Clock::now();
     step(*prompts_, depth, kPromptRows, table, exact);
     return seconds_since(start);
@@ -325,29 +179,7 @@ class AttentionProbe {
   int64_t next_ = 1;
 };
 
-struct Job {
-  DType k, v;
-  int head_dim, heads;
-};
-
-// Every type with itself, and types of keys alone beside q8_0 values, at the head sizes models have.
-std::vector<Job> attention_jobs(const backends::Caps& caps) {
-  std::vector<Job> jobs;
-  for (const DType type : caps.kv_types) {
-    const formats::Format& format = formats::require(type);
-    const DType v = format.has_role(formats::kValues) ? type : DType::q8_0;
-    for (const int head_dim : caps.head_dims)
-      if (head_dim >= 128 && format.takes(head_dim))
-        for (const int heads : {2, 8}) jobs.push_back({type, v, head_dim, heads});
-  }
-  return jobs;
-}
-
 void measure_limits(decide::MachineTable& table) {
-  if (table.backend != "cpu") {
-    table.read_gb_per_s = backends::copy_rate(table.backend) / 1e9;
-    return;
-  }
   ThreadPool pool(table.threads);
   const cpu::Roofline roofline = cpu::measure_roofline(pool, kRooflineSeconds);
   table.read_gb_per_s = roofline.read_gb_s;
@@ -355,38 +187,26 @@ void measure_limits(decide::MachineTable& table) {
   table.f32_gflops = roofline.f32_gflops;
 }
 
-}  // namespace
-
-decide::MachineTable measure_machine(const std::string& backend, int threads, int rounds,
-                                     const std::function<void(double)>& progress) {
-  decide::MachineTable table;
-  table.backend = backend;
-  table.threads = backend == "cpu" ? threads : 0;
-  table.load = load_average();
-  const ForeignLoad others;
+// `progress` gets how many figures are done of all.
+void measure_host(backends::Backend& device, decide::MachineTable& table, int rounds,
+                  const std::function<void(double)>& progress) {
+  const backends::Caps caps = device.caps();
+  const auto create = [&] { return backends::create_backend(table.backend, table.threads); };
   measure_limits(table);
-  const auto create = [&] { return backends::create_backend(backend, threads); };
-  const auto device = create();
-  const backends::Caps caps = device->caps();
-  table.device = caps.device;
-  table.isa = caps.isa;
-  table.kernel_hash = kernel_hash(backend);
-  table.date = utc_time();
-  table.memory_bytes = backend == "cpu" ? std::min(memory_limit(), caps.memory_bytes) : caps.memory_bytes;
-  const double idle = idle_seconds(*device);
-  const double one_row = norm_seconds(*device, 1, idle);
-  table.op_us = 1e6 * (backend == "cpu" ? one_row : op_seconds_of_model(backend, table.read_gb_per_s * 1e9));
-  table.value_ns = norm_seconds(*device, kPromptRows, idle) / (kPromptRows * kNormWidth) * 1e9;
-  const std::vector<Job> jobs = attention_jobs(caps);
+  const double idle = idle_seconds(device), one_row = norm_seconds(device, kNormWidth, 1, idle);
+  table.op_us = 1e6 * one_row;
+  table.value_ns = norm_seconds(device, kNormWidth, kPromptRows, idle) / (kPromptRows * kNormWidth) * 1e9;
+  const std::vector<AttentionJob> jobs = attention_jobs(caps);
   const double n = double(rounds) * double(jobs.size() + caps.weight_types.size());
   double done = 0;
-  std::byte* pages = device->alloc(kWorkBytes);
-  for (const Job& job : jobs) table.attention.push_back({job.k, job.v, job.head_dim, job.heads, 1e30, 0, 0});
-  for (const DType type : caps.weight_types) table.weights.push_back({type, 0, 0});
+  std::byte* pages = device.alloc(kWorkBytes);
+  for (const AttentionJob& job : jobs)
+    table.attention.push_back({job.k, job.v, job.head_dim, job.heads, 1e30});
+  for (const DType type : caps.weight_types) table.weights.push_back({type});
   // Rounds over everything: types are compared with each other, and a shared machine has slow minutes.
   for (int round = 0; round < rounds; ++round) {
     for (decide::AttentionCost& row : table.attention) {
-      AttentionProbe probe(*device, pages, row.k, row.v, row.head_dim, row.heads_each);
+      AttentionProbe probe(device, pages, row.k, row.v, row.head_dim, row.heads_each);
       row.ns_per_key = std::min(row.ns_per_key, probe.ns_per_key());
       probe.prompt(idle + 5 * one_row, row);
       progress(++done / n);
@@ -397,8 +217,45 @@ decide::MachineTable measure_machine(const std::string& backend, int threads, in
       progress(++done / n);
     }
   }
-  device->free(pages);
+  device.free(pages);
   std::erase_if(table.attention, [](const decide::AttentionCost& row) { return !(row.ns_per_key < 1e30); });
+}
+
+}  // namespace
+
+std::vector<AttentionJob> attention_jobs(const backends::Caps& caps) {
+  std::vector<AttentionJob> jobs;
+  for (const DType type : caps.kv_types) {
+    const formats::Format& format = formats::require(type);
+    const DType v = format.has_role(formats::kValues) ? type : DType::q8_0;
+    for (const int head_dim : caps.head_dims)
+      if (head_dim >= 128 && format.takes(head_dim))
+        for (const int heads : {2, 8}) jobs.push_back({type, v, head_dim, heads});
+  }
+  return jobs;
+}
+
+decide::MachineTable measure_machine(const std::string& backend, int threads, int rounds,
+                                     const std::function<void(double)>& progress) {
+  decide::MachineTable table;
+  table.backend = backend;
+  table.threads = backend == "cpu" ? threads : 0;
+  table.load = load_average();
+  const ForeignLoad others;
+  const auto device = backends::create_backend(backend, threads);
+  const backends::Caps caps = device->caps();
+  table.device = caps.device;
+  table.isa = caps.isa;
+  table.kernel_hash = kernel_hash(backend);
+  table.date = utc_time();
+  if (backend == "cpu") {
+    table.memory_bytes = std::min(memory_limit(), caps.memory_bytes);
+    measure_host(*device, table, rounds, progress);
+  } else {
+    table.memory_bytes = caps.memory_bytes;
+    table.read_gb_per_s = backends::copy_rate(backend) / 1e9;
+    measure_device(*device, table, rounds, progress);
+  }
   table.foreign = others.share();
   return table;
 }

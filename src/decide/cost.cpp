@@ -88,8 +88,11 @@ std::string to_json(const MachineTable& t) {
                {"weights", Json::array()},
                {"attention", Json::array()}};
   for (const WeightCost& w : t.weights)
-    json["weights"].push_back(
-        {{"type", name(w.type)}, {"gb_per_s", w.gb_per_s}, {"prompt_gops", w.prompt_gops}});
+    json["weights"].push_back({{"type", name(w.type)},
+                               {"gb_per_s", w.gb_per_s},
+                               {"prompt_gops", w.prompt_gops},
+                               {"product_us", w.product_us},
+                               {"prompt_product_us", w.prompt_product_us}});
   for (const AttentionCost& a : t.attention)
     json["attention"].push_back({{"k", name(a.k)},
                                  {"v", name(a.v)},
@@ -97,7 +100,11 @@ std::string to_json(const MachineTable& t) {
                                  {"heads_each", a.heads_each},
                                  {"ns_per_key", a.ns_per_key},
                                  {"prompt_ns", a.prompt_ns},
-                                 {"append_ns", a.append_ns}});
+                                 {"append_ns", a.append_ns},
+                                 {"start_us", a.start_us},
+                                 {"window_start_us", a.window_start_us},
+                                 {"far_start_us", a.far_start_us},
+                                 {"prompt_start_us", a.prompt_start_us}});
   return json.dump(1);
 }
 
@@ -126,14 +133,17 @@ MachineTable machine_from_json(std::string_view text, std::string_view file) {
   const auto& weights = r.list("weights");
   for (size_t i = 0; i < weights.size(); ++i) {
     const JsonReader row(weights[i], r.item("weights", i));
-    t.weights.push_back({row.type("type"), row.positive("gb_per_s"), row.positive_or_0("prompt_gops")});
+    t.weights.push_back({row.type("type"), row.positive("gb_per_s"), row.positive_or_0("prompt_gops"),
+                         row.positive_or_0("product_us"), row.positive_or_0("prompt_product_us")});
   }
   const auto& attention = r.list("attention");
   for (size_t i = 0; i < attention.size(); ++i) {
     const JsonReader row(attention[i], r.item("attention", i));
     t.attention.push_back({row.type("k"), row.type("v"), int(row.integer("head_dim")),
                            int(row.integer("heads_each")), row.positive("ns_per_key"),
-                           row.positive_or_0("prompt_ns"), row.positive_or_0("append_ns")});
+                           row.positive_or_0("prompt_ns"), row.positive_or_0("append_ns"),
+                           row.positive_or_0("start_us"), row.positive_or_0("window_start_us"),
+                           row.positive_or_0("far_start_us"), row.positive_or_0("prompt_start_us")});
   }
   return t;
 }
@@ -154,6 +164,39 @@ std::optional<double> attention_ns(const MachineTable& table, DType k, DType v, 
   return *keys + *values;
 }
 
+bool MachineTable::has_launches() const {
+  return std::ranges::any_of(attention, [](const AttentionCost& row) { return row.start_us > 0; });
+}
+
+namespace {
+
+Figure start_of(const LayerClass& c, int n_visible) {
+  if (std::min(n_visible, c.window > 0 ? c.window : n_visible) <= kNearKeys) return &AttentionCost::start_us;
+  return c.window > 0 ? &AttentionCost::window_start_us : &AttentionCost::far_start_us;
+}
+
+// Of a step of one row: the launches of products; of heads, cache and attention layer by layer; and
+// embedding, last norm, choice of the token and turns of the heads.
+std::string add_launches(const MachineTable& table, const ModelGeometry& g, const KvTypes& types,
+                         int n_visible, StepCost& cost) {
+  constexpr int kOthers = 4;
+  for (const StepWeights& part : g.step)
+    if (const auto found = std::ranges::find(table.weights, part.type, &WeightCost::type);
+        found != table.weights.end())
+      cost.starts += part.products * found->product_us * 1e-6;
+  for (const LayerClass& c : g.classes) {
+    const bool sliding = c.name == "sliding";
+    const DType k = types.k_of(sliding), v = types.v_of(sliding);
+    const auto us = attention_ns(table, k, v, c.head_dim, heads_each(c), start_of(c, n_visible));
+    if (!us) return missing_attention(k, v, c.head_dim);
+    cost.starts += *us * 1e-6 * c.layers;
+  }
+  cost.starts += kOthers * table.op_us * 1e-6;
+  return "";
+}
+
+}  // namespace
+
 Prediction predict_step(const MachineTable& table, const ModelGeometry& g, const KvTypes& types,
                         int n_visible) {
   StepCost cost;
@@ -170,7 +213,12 @@ Prediction predict_step(const MachineTable& table, const ModelGeometry& g, const
     const int visible = c.window > 0 ? std::min(n_visible, c.window) : n_visible;
     cost.attention += *ns * 1e-9 * double(visible) * double(c.n_kv) * double(c.layers);
   }
-  cost.starts = double(g.n_ops()) * table.op_us * 1e-6;
+  if (table.has_launches()) {
+    if (std::string missing = add_launches(table, g, types, n_visible, cost); !missing.empty())
+      return {std::nullopt, missing};
+  } else {
+    cost.starts = double(g.n_ops()) * table.op_us * 1e-6;
+  }
   return {cost, ""};
 }
 
@@ -189,16 +237,35 @@ std::string add_prompt_weights(const MachineTable& table, const ModelGeometry& g
       const double rows = std::min(n_ubatch, n_prompt - done), read = double(part.prompt_bytes) / rate;
       // A step of few rows is bound by reading the weights, as one row is.
       cost.weights += std::max(read, ops > 0 ? 2 * double(part.prompt_values) * rows / ops : read);
+      if (found != table.weights.end()) cost.starts += part.prompt_products * found->prompt_product_us * 1e-6;
     }
+    if (found != table.weights.end())
+      cost.starts += (part.products - part.prompt_products) * found->product_us * 1e-6;
     cost.weights += double(part.bytes - std::min(part.bytes, part.prompt_bytes)) / rate;
   }
   return "";
 }
 
+// Of a prompt in `steps` steps: attention of the layers that every row passes, norms, and the layers of the
+// last row.
+std::string add_prompt_launches(const MachineTable& table, const ModelGeometry& g, const KvTypes& types,
+                                int n_visible, int steps, StepCost& cost) {
+  for (const LayerClass& c : g.classes) {
+    const bool sliding = c.name == "sliding";
+    const DType k = types.k_of(sliding), v = types.v_of(sliding);
+    const auto many = attention_ns(table, k, v, c.head_dim, heads_each(c), &AttentionCost::prompt_start_us),
+               one = attention_ns(table, k, v, c.head_dim, heads_each(c), start_of(c, n_visible));
+    if (!many || !one) return "prompts: " + missing_attention(k, v, c.head_dim);
+    cost.starts += (*many * c.prompt_layers * steps + *one * (c.layers - c.prompt_layers)) * 1e-6;
+  }
+  cost.starts += table.op_us * 1e-6 * double(g.n_prompt_norms()) * steps;
+  return "";
+}
+
 }  // namespace
 
-Prediction predict_prompt(const MachineTable& table, const ModelGeometry& g, const KvTypes& types, int n_prompt,
-                          int depth, int n_ubatch) {
+Prediction predict_prompt(const MachineTable& table, const ModelGeometry& g, const KvTypes& types,
+                          int n_prompt, int depth, int n_ubatch) {
   StepCost cost;
   if (!(table.value_ns > 0)) return {std::nullopt, "norms of many rows"};
   if (std::string missing = add_prompt_weights(table, g, n_prompt, n_ubatch, cost); !missing.empty())
@@ -209,16 +276,23 @@ Prediction predict_prompt(const MachineTable& table, const ModelGeometry& g, con
     const auto one = attention_ns(table, k, v, c.head_dim, heads_each(c)),
                row = attention_ns(table, k, v, c.head_dim, heads_each(c), &AttentionCost::prompt_ns),
                append = attention_ns(table, k, v, c.head_dim, heads_each(c), &AttentionCost::append_ns);
-    if (!one || !row || !append)
-      return {std::nullopt, "prompts: " + missing_attention(k, v, c.head_dim)};
-    cost.attention += *row * 1e-9 * keys_seen(n_prompt, depth, c.window) * double(c.n_kv) * double(c.prompt_layers);
+    if (!one || !row || !append) return {std::nullopt, "prompts: " + missing_attention(k, v, c.head_dim)};
+    cost.attention +=
+        *row * 1e-9 * keys_seen(n_prompt, depth, c.window) * double(c.n_kv) * double(c.prompt_layers);
     cost.attention += *one * 1e-9 * keys_seen(1, depth + n_prompt - 1, c.window) * double(c.n_kv) *
                       double(c.layers - c.prompt_layers);
     cost.rest += *append * 1e-9 * double(n_prompt) * double(c.n_kv) * double(c.owned);
   }
   const int steps = (n_prompt + n_ubatch - 1) / n_ubatch;
-  cost.rest += table.value_ns * 1e-9 * double(g.prompt_elementwise()) * double(n_prompt);
-  cost.starts = (double(g.n_prompt_ops()) * (steps - 1) + double(g.n_ops())) * table.op_us * 1e-6;
+  if (table.has_launches()) {
+    if (std::string missing = add_prompt_launches(table, g, types, depth + n_prompt, steps, cost);
+        !missing.empty())
+      return {std::nullopt, missing};
+    cost.rest += table.value_ns * 1e-9 * double(g.prompt_normed()) * double(n_prompt);
+  } else {
+    cost.rest += table.value_ns * 1e-9 * double(g.prompt_elementwise()) * double(n_prompt);
+    cost.starts = (double(g.n_prompt_ops()) * (steps - 1) + double(g.n_ops())) * table.op_us * 1e-6;
+  }
   return {cost, ""};
 }
 

@@ -48,8 +48,7 @@ void add_layer(ModelGeometry& g, int index, const Layer& l) {
 
 int layer_of(std::string_view tensor) {
   int layer = -1;
-  if (tensor.starts_with("blk."))
-    std::from_chars(tensor.data() + 4, tensor.data() + tensor.size(), layer);
+  if (tensor.starts_with("blk.")) std::from_chars(tensor.data() + 4, tensor.data() + tensor.size(), layer);
   return layer;
 }
 
@@ -57,10 +56,16 @@ int layer_of(std::string_view tensor) {
 double prompt_share(const ModelGeometry& g, std::string_view name) {
   if (name.starts_with("per_layer_model_proj")) return double(g.prompt_layers) / double(g.n_layer);
   const int layer = layer_of(name), last = g.prompt_layers - 1;
-  if (layer < 0 || layer > last) return 0;  // the head, and layers without a cache of their own behind the last
+  if (layer < 0 || layer > last)
+    return 0;  // the head, and layers without a cache of their own behind the last
   if (layer < last) return 1;
   const std::string_view part = name.substr(name.find('.', 4) + 1);
   return part == "attn_q.weight" || part == "attn_k.weight" || part == "attn_v.weight";
+}
+
+bool stands_alone(std::string_view name) {
+  const std::string_view part = name.starts_with("blk.") ? name.substr(name.find('.', 4) + 1) : name;
+  return part != "attn_k.weight" && part != "attn_v.weight" && part != "ffn_up.weight";
 }
 
 // `untied`: the head has a matrix of its own, so the token table is only looked up.
@@ -72,9 +77,10 @@ void add_tensor(ModelGeometry& g, std::string_view name, DType type, const Shape
   const bool experts = name.find("_exps.") != name.npos && g.n_expert > 0;
   const uint64_t read = experts ? bytes / uint64_t(g.n_expert) * uint64_t(g.n_expert_used) : bytes;
   auto found = std::ranges::find(g.step, type, &StepWeights::type);
-  if (found == g.step.end()) found = g.step.insert(found, {type, 0, 0, 0});
+  if (found == g.step.end()) found = g.step.insert(found, {.type = type});
   found->bytes += read;
   const double share = prompt_share(g, name);
+  if (stands_alone(name)) ++found->products, found->prompt_products += share;
   // Rows of a prompt reach every expert, each row its own few.
   found->prompt_bytes += uint64_t(share * double(bytes));
   found->prompt_values += uint64_t(share * double(shape.count()) * double(read) / double(bytes));
@@ -89,7 +95,8 @@ uint64_t ModelGeometry::step_bytes() const {
 }
 
 int ModelGeometry::n_ops() const {
-  // Every layer: norms, query, rope, attention, output, feed-forward; an owner also keys, values and the append.
+  // Every layer: norms, query, rope, attention, output, feed-forward; an owner also keys, values and the
+  // append.
   return n_layer * (ple_dim > 0 ? 13 : 10) + int(caches.size()) * 5 + 6;
 }
 
@@ -103,6 +110,12 @@ uint64_t ModelGeometry::prompt_elementwise() const {
     heads += uint64_t(c.prompt_layers) * uint64_t((2 * c.n_head + 4 * c.n_kv) * c.head_dim);
   return heads + uint64_t(prompt_layers) * uint64_t(4 * n_embd + 2 * n_ff + 3 * ple_dim);
 }
+
+uint64_t ModelGeometry::prompt_normed() const {
+  return uint64_t(prompt_layers) * uint64_t(4 * n_embd + 3 * ple_dim);
+}
+
+int ModelGeometry::n_prompt_norms() const { return prompt_layers * (ple_dim > 0 ? 4 : 3); }
 
 ModelGeometry read_geometry(const gguf::File& file) {
   const gguf::ModelConfig config = gguf::read_model_config(file);
@@ -212,7 +225,8 @@ uint64_t padded_v_bytes(std::span<const int> head_dims, std::span<const graph::K
     const uint64_t heads = uint64_t(spec.n_kv) * graph::kPageTokens,
                    pages = uint64_t(graph::kv_pages(spec, n_ctx, rows)),
                    exact = uint64_t(graph::kv_exact_pages(spec, n_ctx));
-    // Keys and values by their wire rows, and as f16 in exact pages; what the allocator takes beyond is padding.
+    // Keys and values by their wire rows, and as f16 in exact pages; what the allocator takes beyond is
+    // padding.
     const auto side = [&](DType type, int head_dim) {
       const formats::Format& format = formats::require(type);
       return heads * (pages * format.row_bytes(head_dim) +

@@ -20,8 +20,8 @@ struct LayerClass {
   int layers = 0, owned = 0;
   int n_head = 0, n_kv = 0, head_dim = 0;
   int window = 0;  // 0: all
-  // Layers whose attention every row of a prompt needs: those before the last one that stores keys. The others
-  // run for the rows whose logits are wanted.
+  // Layers whose attention every row of a prompt needs: those before the last one that stores keys. The
+  // others run for the rows whose logits are wanted.
   int prompt_layers = 0;
 };
 
@@ -31,6 +31,8 @@ struct StepWeights {
   uint64_t bytes = 0;
   uint64_t prompt_bytes = 0;   // of those, what every row of a prompt passes through
   uint64_t prompt_values = 0;  // their weights: two operations each and row
+  // Matrices that stand alone: keys and values stand with the queries, the two of a gated pair are one.
+  double products = 0, prompt_products = 0;
 };
 
 struct ModelGeometry {
@@ -49,11 +51,16 @@ struct ModelGeometry {
   std::vector<StepWeights> step;  // by type
 
   uint64_t step_bytes() const;
-  // Ops of one step, for the cost of starting each; and of the part that every row of a prompt passes through.
+  // Ops of one step, for the cost of starting each; and of the part that every row of a prompt passes
+  // through.
   int n_ops() const;
   int n_prompt_ops() const;
   // Values that norms, rotary embedding, activations and per-layer inputs of those layers pass a row.
   uint64_t prompt_elementwise() const;
+  // Of those, what norms and per-layer inputs pass, and in how many launches where heads and activations have
+  // none of their own.
+  uint64_t prompt_normed() const;
+  int n_prompt_norms() const;
 };
 
 // Throws what gguf::read_model_config throws.
@@ -86,7 +93,8 @@ std::vector<graph::KvSpec> typed_caches(const ModelGeometry& geometry, const KvT
 // Exactly what the allocator takes for one sequence; `n_ubatch` as the session clamps it (at most n_ctx).
 uint64_t kv_bytes(const ModelGeometry& geometry, const KvTypes& types, int n_ctx, int n_ubatch);
 uint64_t kv_bytes_per_token(const ModelGeometry& geometry, const KvTypes& types);
-// What the allocator takes for `specs` beyond the rows of keys and of values as wide as the heads of the layer
+// What the allocator takes for `specs` beyond the rows of keys and of values as wide as the heads of the
+// layer
 // (`head_dims` by layer); 0 unless values are kept in rows of another layer's head size.
 uint64_t padded_v_bytes(std::span<const int> head_dims, std::span<const graph::KvSpec> specs, int n_ctx,
                         int n_ubatch);

@@ -147,6 +147,48 @@ TEST(Cost, AnOlderTablePredictsNoPromptsAndSaysWhatItLacks) {
   EXPECT_EQ(machine_from_json(text, "t.json").attention[0].prompt_ns, 0);
 }
 
+// A device whose steps are chains of launches, in round figures.
+MachineTable device() {
+  MachineTable t = invented();
+  t.backend = "cuda";
+  t.op_us = 2;
+  t.weights = {{DType::q8_0, 4000, 500e3, 2, 15}, {DType::bf16, 4000, 500e3, 3, 20}};
+  for (AttentionCost& row : t.attention) {
+    row.ns_per_key = 0.5, row.prompt_ns = 0.1, row.append_ns = 2;
+    row.start_us = 5, row.window_start_us = 9, row.far_start_us = 12, row.prompt_start_us = 40;
+  }
+  return t;
+}
+
+TEST(Cost, StartsOfLaunchesAreThoseOfWhatTheyStart) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");  // 35 layers, 28 of window 512
+  // Of a layer: queries, output, gated pair, down, and two of the per-layer embedding; once: the token table and, in
+  // bf16, the per-layer projection.
+  double q8 = 0, others = 0;
+  for (const StepWeights& part : g.step) (part.type == DType::q8_0 ? q8 : others) += part.products;
+  EXPECT_EQ(q8 + others, 35 * 6 + 2);
+  const auto starts = [&](int n) { return predict_step(device(), g, both(DType::q8_0), n).cost->starts * 1e6; };
+  const double products = 2 * q8 + 3 * (others);
+  EXPECT_NEAR(starts(512), products + 35 * 5 + 4 * 2, 1e-6);
+  EXPECT_NEAR(starts(513), products + 28 * 5 + 7 * 12 + 4 * 2, 1e-6);
+  const ModelGeometry wide = test::geometry("gemma4-31b", "q8_0");  // 50 of 60 layers have windows of 1024
+  const auto more = [&](int n) { return predict_step(device(), wide, both(DType::q8_0), n).cost->starts * 1e6; };
+  EXPECT_NEAR(more(4096) - more(512), 50 * (9 - 5) + 10 * (12 - 5), 1e-6);
+}
+
+TEST(Cost, PromptsOfLaunchesPayStartsForEveryStep) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");  // every row passes 14 layers, and the last one's queries
+  const auto starts = [&](int n, int n_ubatch) {
+    return predict_prompt(device(), g, both(DType::q8_0), n, 0, n_ubatch).cost->starts * 1e6;
+  };
+  double products = 0;
+  for (const StepWeights& part : g.step)
+    products += part.prompt_products * (part.type == DType::q8_0 ? 15 : 20);
+  EXPECT_NEAR(starts(2048, 512) - starts(2048, 1024), 2 * (products + 14 * 40 + g.n_prompt_norms() * 2), 1e-6);
+  const Prediction p = predict_prompt(device(), g, both(DType::q8_0), 512, 0, 512);
+  EXPECT_NEAR(p.cost->rest, 512 * (15 * 2e-9 + 0.25e-9 * double(g.prompt_normed())), 1e-9);
+}
+
 TEST(Cost, ExpertsAreReadAsOftenAsTheyAreUsed) {
   const ModelGeometry g = test::geometry("gemma4-26b-a4b");
   EXPECT_LT(double(g.step_bytes()), 0.25 * double(g.file_bytes));
