@@ -35,7 +35,7 @@ struct ProductChain {
   int width, wide, pairs;
   double values() const { return double(width) * double(wide); }
 };
-constexpr ProductChain kSmall{1536, 6144, 8}, kLarge{5376, 21504, 1};
+constexpr ProductChain kSmall{1536, 2048, 16}, kLarge{5376, 21504, 1};
 
 struct ProductTimes {
   double one = 0, prompt = 0;  // seconds of a product

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 
 #include "base/error.h"
 
@@ -19,13 +21,28 @@ uint64_t random_number(uint64_t seed, uint64_t i) {
   return z ^ (z >> 31);
 }
 
+constexpr size_t kBlock = 256;  // logits whose greatest is found at a time
+
+// The greatest of `n` (a multiple of 16 but for the end), in lanes that compilers keep in vectors.
+float greatest(const float* x, size_t n) {
+  constexpr size_t kLanes = 16;
+  float lane[kLanes];
+  std::fill_n(lane, kLanes, -std::numeric_limits<float>::infinity());
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (size_t j = 0; j < kLanes; ++j) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+  for (; i < n; ++i) lane[0] = std::max(lane[0], x[i]);
+  return *std::max_element(lane, lane + kLanes);
+}
+
 }  // namespace
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   const auto need = [](bool ok, const char* flag, double value, const char* rule) {
     if (!ok) fail(ErrorCode::kUsage, "{} is {}; it must be {}", flag, value, rule);
   };
-  need(options.temperature >= 0 && std::isfinite(options.temperature), "--temp", options.temperature, "0 (greedy) or more");
+  need(options.temperature >= 0 && std::isfinite(options.temperature), "--temp", options.temperature,
+       "0 (greedy) or more");
   need(options.top_k >= 0, "--top-k", options.top_k, "0 (off) or more");
   need(options.top_p > 0 && options.top_p <= 1, "--top-p", options.top_p, "above 0 and at most 1 (off)");
   need(options.min_p >= 0 && options.min_p < 1, "--min-p", options.min_p, "at least 0 (off) and below 1");
@@ -51,15 +68,51 @@ Token Sampler::sample(std::span<const float> logits) {
     }
     logits = penalised;
   }
-  if (options_.temperature == 0)
-    return Token(std::max_element(logits.begin(), logits.end()) - logits.begin());  // first of equals: the lower id
-
+  if (options_.temperature == 0) return greedy(logits);
   candidates_.clear();
-  for (size_t i = 0; i < logits.size(); ++i) candidates_.push_back({logits[i], Token(i)});
-  if (options_.top_k == 0 || size_t(options_.top_k) >= candidates_.size()) return draw_of_all();
-  sort_best(size_t(options_.top_k));
-  candidates_.resize(size_t(options_.top_k));
+  if (options_.top_k == 0 || size_t(options_.top_k) >= logits.size()) {
+    for (size_t i = 0; i < logits.size(); ++i) candidates_.push_back({logits[i], Token(i)});
+    return draw_of_all();
+  }
+  take_likely(logits, size_t(options_.top_k));
+  if (candidates_.empty()) return 0;  // none is a number
+  const size_t k = std::min(size_t(options_.top_k), candidates_.size());
+  sort_best(k);
+  candidates_.resize(k);
   return draw();
+}
+
+// First of equals: the lower id.
+Token Sampler::greedy(std::span<const float> logits) {
+  find_block_bests(logits);
+  const size_t block = size_t(std::ranges::max_element(block_best_) - block_best_.begin());
+  const auto begin = logits.begin() + long(block * kBlock);
+  const auto at = std::find(begin, logits.end(), block_best_[block]);
+  return at == logits.end() ? 0 : Token(at - logits.begin());  // none is a number
+}
+
+void Sampler::find_block_bests(std::span<const float> logits) {
+  block_best_.clear();
+  for (size_t i = 0; i < logits.size(); i += kBlock)
+    block_best_.push_back(greatest(logits.data() + i, std::min(kBlock, logits.size() - i)));
+}
+
+// The k-th greatest of the blocks' greatest bounds the k-th greatest logit from below: most blocks have none
+// above it.
+void Sampler::take_likely(std::span<const float> logits, size_t k) {
+  find_block_bests(logits);
+  float bound = -std::numeric_limits<float>::infinity();
+  if (block_best_.size() > k) {
+    sorted_ = block_best_;
+    std::nth_element(sorted_.begin(), sorted_.begin() + long(k) - 1, sorted_.end(), std::greater<>());
+    bound = sorted_[k - 1];
+  }
+  for (size_t block = 0; block < block_best_.size(); ++block) {
+    if (block_best_[block] < bound) continue;
+    const size_t end = std::min((block + 1) * kBlock, logits.size());
+    for (size_t i = block * kBlock; i < end; ++i)
+      if (logits[i] >= bound) candidates_.push_back({logits[i], Token(i)});
+  }
 }
 
 void Sampler::sort_best(size_t k) {
@@ -69,7 +122,8 @@ void Sampler::sort_best(size_t k) {
                     });
 }
 
-// A whole vocabulary is sorted only as far as the nucleus goes, and not at all where every token may be drawn.
+// A whole vocabulary is sorted only as far as the nucleus goes, and not at all where every token may be
+// drawn.
 Token Sampler::draw_of_all() {
   const size_t n = candidates_.size();
   const graph::Choice how = choice();
