@@ -49,13 +49,32 @@ double product_seconds(backends::Backend& backend, const formats::Format& format
   return n_rows == 1 ? steps.seconds(2 * kSliceSeconds, 8) : steps.seconds(0, kPromptRuns);
 }
 
+// Seconds of one product of many, each behind a norm and with a small matrix of its own; its bytes too.
+double small_product_seconds(backends::Backend& backend, const formats::Format& format, double idle,
+                             size_t& bytes) {
+  constexpr int kWidth = 1024;
+  const std::vector<std::byte> data = some_weights(format, kWidth, kWidth);
+  bytes = data.size();
+  const int n = int(kWorkBytes / 2 / bytes);
+  Draft draft;
+  graph::ValueId x = draft.look_up(kWidth, kPageTokens);
+  for (int i = 0; i < n; ++i)
+    x = draft.matmul(draft.norm(x), draft.weight(format.type, kWidth, kWidth, data));
+  return (Steps(backend, draft, 1).seconds(kSliceSeconds, 8) - idle) / n;
+}
+
 void measure_weights(backends::Backend& one, backends::Backend& many, double idle, decide::WeightCost& row) {
   constexpr int kWidth = 2048;
   const formats::Format& format = formats::require(row.type);
   const size_t row_bytes = format.row_bytes(kWidth);
   const int64_t n_out = int64_t(kWorkBytes / row_bytes) / 64 * 64;
   const double read = product_seconds(one, format, kWidth, n_out, 1, 1) - idle;
-  row.gb_per_s = std::max(row.gb_per_s, double(n_out) * double(row_bytes) / read / 1e9);
+  const double rate = double(n_out) * double(row_bytes) / read;
+  size_t bytes = 0;
+  const double small = small_product_seconds(one, format, idle, bytes);
+  const double start_us = std::max(small - double(bytes) / rate, 1e-9) * 1e6;
+  row.product_us = row.product_us > 0 ? std::min(row.product_us, start_us) : start_us;
+  row.gb_per_s = std::max(row.gb_per_s, rate / 1e9);
   constexpr int kOut = 8192, kOps = 2;
   const double products = product_seconds(many, format, kWidth, kOut, kPromptRows, kOps) - idle;
   row.prompt_gops = std::max(row.prompt_gops, 2.0 * kWidth * kOut * kPromptRows * kOps / products / 1e9);

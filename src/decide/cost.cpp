@@ -52,6 +52,12 @@ double weight_rate(const MachineTable& table, DType type) {
   return found != table.weights.end() ? found->gb_per_s : type == DType::f32 ? table.read_gb_per_s : 0;
 }
 
+// Seconds of a product beside its bytes.
+double product_start(const MachineTable& table, DType type) {
+  const auto found = std::ranges::find(table.weights, type, &WeightCost::type);
+  return found != table.weights.end() ? found->product_us * 1e-6 : 0;
+}
+
 double heads_each(const LayerClass& c) { return double(c.n_head) / double(std::max(c.n_kv, 1)); }
 
 std::string missing_attention(DType k, DType v, int head_dim) {
@@ -180,10 +186,6 @@ Figure start_of(const LayerClass& c, int n_visible) {
 std::string add_launches(const MachineTable& table, const ModelGeometry& g, const KvTypes& types,
                          int n_visible, StepCost& cost) {
   constexpr int kOthers = 4;
-  for (const StepWeights& part : g.step)
-    if (const auto found = std::ranges::find(table.weights, part.type, &WeightCost::type);
-        found != table.weights.end())
-      cost.starts += part.products * found->product_us * 1e-6;
   for (const LayerClass& c : g.classes) {
     const bool sliding = c.name == "sliding";
     const DType k = types.k_of(sliding), v = types.v_of(sliding);
@@ -204,6 +206,7 @@ Prediction predict_step(const MachineTable& table, const ModelGeometry& g, const
     const double rate = weight_rate(table, part.type);
     if (!(rate > 0)) return {std::nullopt, fmt::format("products with {} weights", name(part.type))};
     cost.weights += double(part.bytes) / (rate * 1e9);
+    cost.starts += part.products * product_start(table, part.type);
   }
   for (const LayerClass& c : g.classes) {
     const bool sliding = c.name == "sliding";
@@ -217,7 +220,7 @@ Prediction predict_step(const MachineTable& table, const ModelGeometry& g, const
     if (std::string missing = add_launches(table, g, types, n_visible, cost); !missing.empty())
       return {std::nullopt, missing};
   } else {
-    cost.starts = double(g.n_ops()) * table.op_us * 1e-6;
+    cost.starts += double(g.n_ops()) * table.op_us * 1e-6;
   }
   return {cost, ""};
 }
@@ -239,8 +242,7 @@ std::string add_prompt_weights(const MachineTable& table, const ModelGeometry& g
       cost.weights += std::max(read, ops > 0 ? 2 * double(part.prompt_values) * rows / ops : read);
       if (found != table.weights.end()) cost.starts += part.prompt_products * found->prompt_product_us * 1e-6;
     }
-    if (found != table.weights.end())
-      cost.starts += (part.products - part.prompt_products) * found->product_us * 1e-6;
+    cost.starts += (part.products - part.prompt_products) * product_start(table, part.type);
     cost.weights += double(part.bytes - std::min(part.bytes, part.prompt_bytes)) / rate;
   }
   return "";
@@ -291,7 +293,7 @@ Prediction predict_prompt(const MachineTable& table, const ModelGeometry& g, con
     cost.rest += table.value_ns * 1e-9 * double(g.prompt_normed()) * double(n_prompt);
   } else {
     cost.rest += table.value_ns * 1e-9 * double(g.prompt_elementwise()) * double(n_prompt);
-    cost.starts = (double(g.n_prompt_ops()) * (steps - 1) + double(g.n_ops())) * table.op_us * 1e-6;
+    cost.starts += (double(g.n_prompt_ops()) * (steps - 1) + double(g.n_ops())) * table.op_us * 1e-6;
   }
   return {cost, ""};
 }

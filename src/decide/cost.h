@@ -18,7 +18,7 @@ struct WeightCost {
   DType type{};
   double gb_per_s = 0;     // 1e9 bytes/s of weights, one row
   double prompt_gops = 0;  // 1e9 operations/s, kPromptRows rows (a device: a micro-batch); 0: not measured
-  // A device: what a product takes beside its bytes, and in a prompt beside its operations.
+  // What a product takes beside its bytes; and in a prompt beside its operations (a device). 0: not measured.
   double product_us = 0, prompt_product_us = 0;
 };
 
