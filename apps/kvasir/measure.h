@@ -7,11 +7,10 @@
 
 namespace kvasir::app {
 
-// Everything a prediction needs: read rate and peaks, products of one row with each weight type, attention
-// over each cache type at each head size, the start of an op (on a GPU: what the test model's step takes
-// beside its bytes, divided by its ops). `rounds` over all of it, the best of each counts: types are compared
-// with each other, and a shared machine has slow minutes. `progress` gets 0..1. About 15 seconds a round on
-// two cores. Throws Error{kNoDevice}.
+// Everything a prediction needs: read rate and peaks, products of one row and of many with each weight type,
+// attention over each cache type at each head size, and what ops take to start. `rounds` over all of it, the best of
+// each counts: types are compared with each other, and a shared machine has slow minutes. `progress` gets 0..1. About
+// 15 seconds a round on two cores, 40 on a device. Throws Error{kNoDevice}.
 decide::MachineTable measure_machine(const std::string& backend, int threads, int rounds,
                                      const std::function<void(double)>& progress);
 
