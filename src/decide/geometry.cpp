@@ -52,6 +52,10 @@ int layer_of(std::string_view tensor) {
   return layer;
 }
 
+std::string_view part_of(std::string_view name) {
+  return name.starts_with("blk.") ? name.substr(name.find('.', 4) + 1) : name;
+}
+
 // The share of a matrix that every row of a prompt passes through.
 double prompt_share(const ModelGeometry& g, std::string_view name) {
   if (name.starts_with("per_layer_model_proj")) return double(g.prompt_layers) / double(g.n_layer);
@@ -59,13 +63,8 @@ double prompt_share(const ModelGeometry& g, std::string_view name) {
   if (layer < 0 || layer > last)
     return 0;  // the head, and layers without a cache of their own behind the last
   if (layer < last) return 1;
-  const std::string_view part = name.substr(name.find('.', 4) + 1);
+  const std::string_view part = part_of(name);
   return part == "attn_q.weight" || part == "attn_k.weight" || part == "attn_v.weight";
-}
-
-bool stands_alone(std::string_view name) {
-  const std::string_view part = name.starts_with("blk.") ? name.substr(name.find('.', 4) + 1) : name;
-  return part != "attn_k.weight" && part != "attn_v.weight" && part != "ffn_up.weight";
 }
 
 // `untied`: the head has a matrix of its own, so the token table is only looked up.
@@ -80,7 +79,9 @@ void add_tensor(ModelGeometry& g, std::string_view name, DType type, const Shape
   if (found == g.step.end()) found = g.step.insert(found, {.type = type});
   found->bytes += read;
   const double share = prompt_share(g, name);
-  if (stands_alone(name)) ++found->products, found->prompt_products += share;
+  const std::string_view part = part_of(name);
+  if (part != "attn_k.weight" && part != "attn_v.weight" && part != "ffn_up.weight") ++found->products;
+  if (part != "ffn_up.weight") found->prompt_products += share;
   // Rows of a prompt reach every expert, each row its own few.
   found->prompt_bytes += uint64_t(share * double(bytes));
   found->prompt_values += uint64_t(share * double(shape.count()) * double(read) / double(bytes));
