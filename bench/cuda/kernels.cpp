@@ -31,6 +31,7 @@ struct Geometry {
   int n_head, n_kv, head_dim, window;
 };
 constexpr Geometry k31bGlobal{"31B global", 32, 4, 512, 0}, k31bSliding{"31B sliding", 32, 16, 256, 1024},
+    k12bSliding{"12B sliding", 16, 8, 256, 1024},
     kE2bGlobal{"E2B global", 8, 1, 512, 0}, kE2bSliding{"E2B sliding", 8, 1, 256, 512};
 constexpr size_t kBeyondCache = size_t(512) << 20;  // what calls rotate through, so that L2 holds none of it
 
@@ -42,7 +43,10 @@ std::vector<uint8_t> page_pattern(const KvView& kv) {
       const RegionPlanes planes(form, kv.head_dim);
       const size_t values = size_t(kPageTokens * kv.head_dim);
       std::vector<uint8_t> region =
-          form == KvForm::kF16 ? half_normals(values, 1) : random_bytes(size_t(planes.bytes()));
+          form == KvForm::kF16    ? half_normals(values, 1)
+          : form == KvForm::kBf16 ? std::vector<uint8_t>(2 * values, 0x3e)  // 0.186
+          : form == KvForm::kF32  ? float_normals(values, 1)
+                                  : random_bytes(size_t(planes.bytes()));
       const float size = form == KvForm::kQ8_0                            ? 0.01f
                          : form == KvForm::kQ4_0 || form == KvForm::kQ5_0 ? 0.1f
                          : trellis(form)                                  ? 0.03f
@@ -179,8 +183,9 @@ void measure_near(Device& device, const Geometry& g, DType type, int depth) {
       fmt::format("{}, {} q / {} kv x {}{}, {}, depth {}", g.name, g.n_head, g.n_kv, g.head_dim,
                   g.window ? fmt::format(" window {}", g.window) : "", formats::require(type).name, depth);
   const int keys = g.window ? std::min(g.window, depth) : depth;
-  if (!device.wanted("near", shape) || keys > kNearKeys) return;
+  if (!device.wanted("near", shape)) return;
   Caches caches(g, type, type, depth, 1, kBeyondCache);
+  if (keys > near_keys(caches.kv)) return;
   const size_t width = size_t(g.n_head) * size_t(g.head_dim);
   const Memory x = repeat(float_normals(1 << 16, 1), width * 4),
                turns = repeat(float_normals(1 << 12, 0.5f), 1 << 14);
@@ -362,15 +367,22 @@ void run_cuda_kernels(const KernelOptions& options) {
   device.print_head();
   const std::vector<DType> types{f16, q8_0, tbq4_h, tbq3_h, tbq2_h};
   std::vector<DType> decoded = types;
-  decoded.insert(decoded.end(), {tbq4_ht, tbq3_ht, tbq2_ht});
+  decoded.insert(decoded.end(), {tbq4_ht, tbq3_ht, tbq2_ht, bf16, f32, q4_0, q5_0, tbq4_0, tbq3_0});
   for (DType t : decoded) measure_attention(device, k31bGlobal, t, t, 131072, 1);
   for (DType t : decoded) measure_attention(device, kE2bGlobal, t, t, 32768, 1);
   for (int depth : {1024, 8192})
-    for (DType t : types) measure_attention(device, kE2bGlobal, t, t, depth, 1);
-  for (DType t : types) measure_attention(device, kE2bSliding, t, t, 32768, 1);
-  for (DType t : types) measure_attention(device, k31bSliding, t, t, 32768, 1);
-  for (DType t : {f16, q8_0, tbq4_h, tbq3_h, tbq4_ht, tbq3_ht, tbq4_0, tbq3_tcq, q4_0})
-    for (auto [geometry, depth] : {std::pair{kE2bSliding, 128}, {kE2bSliding, 32768}, {kE2bGlobal, 512}})
+    for (DType t : {f16, bf16, f32, q8_0, tbq4_h, tbq3_h, tbq3_ht}) measure_attention(device, kE2bGlobal, t, t, depth, 1);
+  for (DType t : {f16, bf16, f32, q8_0, tbq4_h, tbq3_h}) {
+    measure_attention(device, kE2bSliding, t, t, 32768, 1);
+    measure_attention(device, k31bSliding, t, t, 32768, 1);
+  }
+  for (DType t : {f16, bf16, q8_0, tbq4_h, tbq3_h, tbq4_ht, tbq3_ht, tbq4_0, tbq3_tcq, q4_0})
+    for (auto [geometry, depth] : {std::pair{kE2bSliding, 128},
+                                   {kE2bSliding, 32768},
+                                   {kE2bGlobal, 512},
+                                   {k12bSliding, 32768},
+                                   {k31bSliding, 600},
+                                   {k31bSliding, 32768}})
       measure_near(device, geometry, t, depth);
   const std::vector<DType> prompt_types{f16,     q8_0,    tbq4_h, tbq3_h,   tbq2_h,   tbq4_ht,
                                         tbq3_ht, tbq2_ht, tbq4_0, tbq3_tcq, q4_polar, q4_0};

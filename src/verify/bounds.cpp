@@ -7,16 +7,24 @@ namespace {
 constexpr double kUniform = 0.28867513459481287;
 // A step of f16 beside a value of 1 or more, relative to it.
 constexpr double kHalfStep = 0x1p-10;
+// Of two bf16 terms: the second is rounded at 2^-9 of what the first leaves, 2^-8.
+constexpr double kTermsStep = 0x1p-16;
 
 }  // namespace
 
 Arithmetic exact_arithmetic(Kernel kernel) {
   if (kernel == Kernel::kHalves) return {kHalfStep, kHalfStep};
+  if (kernel == Kernel::kTerms) return {kTermsStep, kTermsStep};
   return {};
 }
 
 Arithmetic arithmetic_of(DType type, Kernel kernel) {
   if (kernel == Kernel::kSingle) return {};
+  if (kernel == Kernel::kTerms) {
+    Arithmetic a = exact_arithmetic(kernel);
+    if (type != DType::bf16) a.value_error = kTermsStep;  // a bf16 row is as it is
+    return a;
+  }
   if (kernel == Kernel::kHalves) {
     Arithmetic a = exact_arithmetic(kernel);
     // A code's level and its product with the scale are rounded; an f16 row is as it is.

@@ -24,9 +24,9 @@ struct Arithmetic {
   // Steps this wide are noise that would hide a fault: the reference rounds query, levels and weights itself.
   bool coarse() const { return level_codes > 0; }
 };
-// How a kernel works: every type in single precision (without flash attention), integer codes (CPU), or tiles
-// of f16 on matrix units (CUDA).
-enum class Kernel { kSingle, kCodes, kHalves };
+// How a kernel works: every type in single precision (without flash attention), integer codes (CPU), tiles of
+// f16 on matrix units (CUDA), or there f32 and bf16 caches with everything in two bf16 terms.
+enum class Kernel { kSingle, kCodes, kHalves, kTerms };
 Arithmetic arithmetic_of(DType type, Kernel kernel);
 // Of a row that the cache keeps as f16 although the type encodes.
 Arithmetic exact_arithmetic(Kernel kernel);

@@ -285,7 +285,7 @@ TEST_P(CudaAttention, PromptAndDecodeAgreeWithDouble) {
 TEST(CudaAttentionFewRows, WindowsOf1024) {
   KVASIR_NEEDS_CUDA();
   using enum DType;
-  for (DType type : {f16, q8_0, tbq4_h, tbq3_ht, q4_0})
+  for (DType type : {f16, bf16, f32, q8_0, tbq4_h, tbq3_ht, q4_0})
     for (bool fused : {false, true}) {
       Shape shape{type, type, 256, 8, 4, 1024, true};
       shape.tokens = 1152;
@@ -335,6 +335,14 @@ std::vector<Shape> shapes() {
         fused.fused = true;
         out.push_back(fused);
       }
+  for (int d : {256, 512})
+    for (bool fused : {false, true}) {
+      Shape shape{bf16, bf16, d, 8, 1, d == 256 ? 100 : 0, true};
+      shape.fused = fused;
+      out.push_back(shape);
+      shape.k = shape.v = f32;
+      out.push_back(shape);
+    }
   out.push_back({f32, f32, 256, 4, 1, 0, false});
   out.push_back({bf16, bf16, 256, 4, 1, 100, false});
   out.push_back({f32, tbq4_h, 128, 4, 1, 0, false});

@@ -180,6 +180,7 @@ Comparison compare_score(const Rig& rig, const Scored& one) {
     // is.
     if (rig.spec().kernel == Kernel::kHalves)
       limit.back() += 0x1p-11 + 0x1p-25 * (top_weight / one.scores.weight[at]);
+    if (rig.spec().kernel == Kernel::kTerms) limit.back() += 0x1p-16;
   }
   return got.empty() ? Comparison{} : compare(got, want, limit);
 }

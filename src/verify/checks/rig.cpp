@@ -36,6 +36,8 @@ Rig::Rig(backends::Backend& backend, const RigSpec& spec) : backend_(backend), s
   const backends::Caps caps = backend.caps();
   const bool flash = spec.flash && !outranges_flash(caps, spec.k) && !outranges_flash(caps, spec.v);
   spec_.kernel = !flash ? Kernel::kSingle : caps.name == "cuda" ? Kernel::kHalves : Kernel::kCodes;
+  // A few rows have a kernel of their own (where the device has one); prompts are in single precision.
+  if (spec.flash && !flash && spec.k == spec.v) spec_.kernel = Kernel::kTerms;
   make_tables();
   make_graph();
   backend_.upload(graph_, {}, {});

@@ -339,7 +339,7 @@ HeadArgs CudaExecutable::head_args(const HeadsNode& heads) const {
 // Does this step's attention into `out` go over few enough keys for the launch that does all?
 bool CudaExecutable::runs_near(const Rows& rows, int kv, ValueId out) const {
   const int window = kv_[size_t(kv)].window;
-  return rows.few() && !rows.shifted && (rows.all_near || (window > 0 && window <= kNearKeys)) &&
+  return rows.few() && !rows.shifted && (rows.all_near || (window > 0 && window <= near_keys(kv_[size_t(kv)]))) &&
          !quantized(out, rows).q;
 }
 
@@ -733,7 +733,7 @@ std::vector<std::string> CudaExecutable::describe() const {
                     sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s",
                     k, v, k, v, flash ? "flash" : "plain", isa_,
                     flash    ? "flash attention engaged"
-                    : wanted ? "flash attention off: its tiles are f16, which these types outrange"
+                    : wanted ? "flash attention off in prompts: their tiles are f16, which these types outrange"
                              : "flash attention off: switched off by the caller"));
   }
   return lines;

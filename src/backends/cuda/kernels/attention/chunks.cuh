@@ -6,6 +6,8 @@
 namespace kvasir::cuda {
 
 inline constexpr int kChunkKeys = 16, kChunkDims = 128;
+// Multiplied as bf16, whose range they have: keys and values of both types in one pass only.
+constexpr bool wide_form(KvForm form) { return form == KvForm::kBf16 || form == KvForm::kF32; }
 constexpr bool chunk_form(KvForm form) {
   return form == KvForm::kF16 || form == KvForm::kQ8_0 || form == KvForm::kTbq2H || form == KvForm::kTbq3H ||
          form == KvForm::kTbq4H;
@@ -14,11 +16,14 @@ constexpr bool chunk_form(KvForm form) {
 template <KvForm F, bool kValues>
 __device__ __forceinline__ int piece_place(int r, int p) {
   if constexpr (kValues) {
-    if constexpr (F == KvForm::kF16) return p ^ ((r & 1) | ((r & 2) << 1));
+    if constexpr (F == KvForm::kF16 || F == KvForm::kBf16) return p ^ ((r & 1) | ((r & 2) << 1));
+    if constexpr (F == KvForm::kF32) return p ^ (r & 3);
     if constexpr (F == KvForm::kQ8_0) return p ^ ((r & 3) << 1);
     if constexpr (F == KvForm::kTbq4H) return p ^ (r & 2);
   } else {
-    if constexpr (F == KvForm::kF16) return (4 * (p & 3) + (p >> 2)) ^ ((r & 1) << 2);
+    if constexpr (F == KvForm::kF16 || F == KvForm::kBf16)
+      return (4 * (p & 3) + (p >> 2)) ^ ((r & 1) << 2);
+    if constexpr (F == KvForm::kF32) return (4 * (p & 7) + (p >> 3)) ^ ((r & 1) << 2);
     if constexpr (F == KvForm::kQ8_0) return p ^ (r & 1);
   }
   return p;
@@ -59,10 +64,17 @@ __device__ __forceinline__ uint32_t load_table(uint32_t at) {
   asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
   return v;
 }
+// Pages are read once a step: what else lies in L2 (code, tables, rows of the step) stays.
+__device__ __forceinline__ uint64_t leave_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 template <int kBytes>
 __device__ __forceinline__ void copy_to(uint32_t to, const void* from, bool valid) {
   if constexpr (kBytes == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0), "l"(leave_first())
                  : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid ? 8 : 0)
@@ -75,6 +87,23 @@ __device__ __forceinline__ void product(float (&c)[4], uint32_t a0, uint32_t a1,
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// The same of bf16.
+__device__ __forceinline__ void product_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                             uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Two f32 as two bf16 terms each, pair by pair: their upper halves, and what those leave, rounded.
+struct Terms {
+  uint32_t high, low;
+};
+__device__ __forceinline__ Terms two_terms(uint32_t x, uint32_t y) {
+  const uint32_t high = __byte_perm(x, y, 0x7632);
+  return {high, bf16_pair(__uint_as_float(x) - __uint_as_float(x & 0xffff0000u),
+                          __uint_as_float(y) - __uint_as_float(y & 0xffff0000u))};
 }
 
 // Keeps what is computed from it inside its loop: hoisted for every type at once it would not fit in

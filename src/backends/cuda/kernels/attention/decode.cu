@@ -6,9 +6,11 @@
 #include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/team.cuh"
 
-// Types that it takes, as decode_form() says.
+// Types that it takes, as decode_form() says, in any pair; and those of keys and values alike.
 #define KVASIR_DECODE_FORMS(row) \
   row(kF16) row(kQ8_0) row(kTbq2H) row(kTbq3H) row(kTbq4H) row(kTbq2Ht) row(kTbq3Ht) row(kTbq4Ht)
+
+#define KVASIR_DECODE_PAIRS(row) row(kF32) row(kBf16) KVASIR_DECODE_FORMS(row)
 
 namespace kvasir::cuda {
 namespace {
@@ -35,8 +37,8 @@ __device__ __forceinline__ void with_form(const Forms& forms, bool values, const
 struct TilePlace {
   const uint8_t *k, *v;
 };
-template <int D, bool kExact, typename Forms>
-__device__ __forceinline__ TilePlace find_tile(const Warp<D>& warp, const Forms& forms,
+template <int D, bool kExact, int kTerms, typename Forms>
+__device__ __forceinline__ TilePlace find_tile(const Warp<D, kTerms>& warp, const Forms& forms,
                                                const Tiles<D, kExact>& tiles, int page_index) {
   const KvView& kv = warp.a.kv;
   const uint8_t *k_region, *v_region;
@@ -57,8 +59,8 @@ __device__ __forceinline__ TilePlace find_tile(const Warp<D>& warp, const Forms&
 struct TileScales {
   __half k[2], v[2];
 };
-template <int D, typename Forms>
-__device__ __forceinline__ TileScales load_scales(const Warp<D>& warp, const Forms& forms,
+template <int D, int kTerms, typename Forms>
+__device__ __forceinline__ TileScales load_scales(const Warp<D, kTerms>& warp, const Forms& forms,
                                                   const TilePlace& place, int first_key) {
   const int key = first_key % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
   TileScales to;
@@ -80,16 +82,16 @@ template <int D, bool kExact>
 struct Ahead {
   Tiles<D, kExact> tile, beyond;
   int32_t index = 0;  // of the page of `beyond`
-  __device__ __forceinline__ Ahead(const Warp<D>& warp, const Tiles<D, kExact>& first)
+  __device__ __forceinline__ Ahead(const auto& warp, const Tiles<D, kExact>& first)
       : tile(first), beyond(first) {
     look_up(warp);
   }
-  __device__ __forceinline__ void look_up(const Warp<D>& warp) {
+  __device__ __forceinline__ void look_up(const auto& warp) {
     if (!kExact && beyond.more()) index = warp.table[beyond.page()];
   }
   __device__ __forceinline__ bool more() const { return tile.more(); }
   template <typename Forms>
-  __device__ __forceinline__ void next(const Warp<D>& warp, const Forms& forms, TilePlace& place) {
+  __device__ __forceinline__ void next(const auto& warp, const Forms& forms, TilePlace& place) {
     tile = beyond;
     if (!tile.more()) return;
     place = find_tile<D, kExact>(warp, forms, tile, index);
@@ -102,7 +104,8 @@ struct Ahead {
 template <int D, typename Forms, bool kExact, int kSlots>
 struct Copier {
   static constexpr int kChunks = Tiles<D, kExact>::kChunks;
-  const Warp<D>& warp;
+  using Mine = Warp<D, terms_of<Forms>()>;
+  const Mine& warp;
   Forms forms;
   Ahead<D, kExact> ahead;
   uint32_t k_to, v_to;       // where this lane's pieces lie in a slot
@@ -113,7 +116,7 @@ struct Copier {
   uint32_t slot, last_slot;  // slot: the next to be filled, and to be read when all are full
   int slot_bytes;
 
-  __device__ __forceinline__ Copier(const Warp<D>& w, const Forms& f, const Tiles<D, kExact>& first)
+  __device__ __forceinline__ Copier(const Mine& w, const Forms& f, const Tiles<D, kExact>& first)
       : warp(w), forms(f), ahead(w, first) {
     with_form(forms, false, [&](auto form) {
       lane_copy<D, form.value, false>(warp.part, warp.lane, k_from, k_to);
@@ -166,9 +169,9 @@ struct Copier {
 };
 
 // Scores of 16 keys of a tile over this warp's values: a share to their warp, or its own.
-template <int D, typename Forms>
-__device__ __forceinline__ void score(const Warp<D>& warp, const Forms& forms, uint32_t slot, int chunk,
-                                      const uint32_t (&q)[8][2], float (&own)[4]) {
+template <int D, int kTerms, typename Forms>
+__device__ __forceinline__ void score(const Warp<D, kTerms>& warp, const Forms& forms, uint32_t slot,
+                                      int chunk, const uint32_t (&q)[8 * kTerms][2], float (&own)[4]) {
   float s[2][4] = {};
   with_form(forms, false, [&](auto form) {
     score_slice<form.value>(slot, q, warp.shared.k_table, Forms::kFixed ? warp.lane : anew(warp.lane), s);
@@ -180,11 +183,17 @@ __device__ __forceinline__ void score(const Warp<D>& warp, const Forms& forms, u
   if (chunk != warp.part)
     store_shared4(warp.share_at(chunk, (warp.part - chunk - 1) & (Warp<D>::kTeam - 1)), s[0]);
 }
-template <int D, typename Forms>
-__device__ __forceinline__ void mix(const Warp<D>& warp, const Forms& forms, uint32_t slot, int chunk,
+template <int D, int kTerms, typename Forms>
+__device__ __forceinline__ void mix(const Warp<D, kTerms>& warp, const Forms& forms, uint32_t slot, int chunk,
                                     Sums& sums) {
-  const uint2 pairs = load_shared2(warp.weights_at(chunk) + warp.lane * 8);
-  const uint32_t w[2] = {pairs.x, pairs.y};
+  uint32_t w[2 * kTerms];
+  if constexpr (kTerms == 2) {
+    const uint4 pairs = load_shared4(warp.weights_at(chunk) + warp.lane * 16);
+    w[0] = pairs.x, w[1] = pairs.y, w[2] = pairs.z, w[3] = pairs.w;
+  } else {
+    const uint2 pairs = load_shared2(warp.weights_at(chunk) + warp.lane * 8);
+    w[0] = pairs.x, w[1] = pairs.y;
+  }
   with_form(forms, true, [&](auto form) {
     mix_slice<form.value>(slot, w, warp.shared.v_table, Forms::kFixed ? warp.lane : anew(warp.lane),
                           sums.out);
@@ -195,9 +204,9 @@ __device__ __forceinline__ void mix(const Warp<D>& warp, const Forms& forms, uin
 // When the step has one row, the first tile may be copied before: earlier launches of the step write the
 // query's own page only (pages are encoded by the last), and a step's first launch begins when the step
 // before has ended, so that any other page is as it will stay. What is copied early never leaves that tile.
-template <int D, bool kExact, int kSlots, typename Forms, typename Prepare>
-__device__ __forceinline__ void run_pass(const Warp<D>& warp, const Forms& forms, int split,
-                                         const Prepare& prepare, uint32_t (&q)[8][2], bool& base,
+template <int D, bool kExact, int kSlots, int kTerms, typename Forms, typename Prepare>
+__device__ __forceinline__ void run_pass(const Warp<D, kTerms>& warp, const Forms& forms, int split,
+                                         const Prepare& prepare, uint32_t (&q)[8 * kTerms][2], bool& base,
                                          Sums& sums) {
   using Copies = Copier<D, Forms, kExact, kSlots>;
   static_assert(kSlots >= 1 && kSlots <= 2 * Copies::kChunks, "what is copied early is of one tile");
@@ -330,7 +339,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(16) uint8_t memory[];
   let_next_start();
   if (shared_address(memory) > kReserved) __trap();  // the layout counts on it
-  Warp<D> warp = find_warp<D>(a, step, head_tiles);
+  constexpr int kTerms = terms_of<Forms>();
+  Warp<D, kTerms> warp = find_warp<D, kTerms>(a, step, head_tiles);
   const int split = int(blockIdx.x);
   const int64_t first_part = (int64_t(warp.out_row) * a.n_head + warp.first_head) * a.n_splits + split;
   if (!has_work(warp, split)) {
@@ -345,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Forms forms;
   if constexpr (!Forms::kFixed) forms = {a.kv.k_form, a.kv.v_form};
   warp.shared = lay_out(memory, forms);
-  uint32_t q[8][2];
+  uint32_t q[8 * kTerms][2];
   bool base = false;
   Sums sums;
   const auto prepare = [&] {
@@ -390,7 +400,7 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
 #define KVASIR_FORM(name) \
   case KvForm::name:      \
     return run<D, Known<KvForm::name, KvForm::name>>(how, args, step);
-    KVASIR_DECODE_FORMS(KVASIR_FORM)
+    KVASIR_DECODE_PAIRS(KVASIR_FORM)
 #undef KVASIR_FORM
     default:
       refuse_cache("attention decode", args.kv);
@@ -400,7 +410,8 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
 }  // namespace
 
 bool has_decode(const KvView& kv) {
-  return decode_form(kv.k_form) && decode_form(kv.v_form) &&
+  const bool pair = kv.k_form == kv.v_form && wide_form(kv.k_form);
+  return (pair || (decode_form(kv.k_form) && decode_form(kv.v_form))) &&
          (kv.head_dim == 128 || kv.head_dim == 256 || kv.head_dim == 512) &&
          shared_memory_limit() >= size_t(kSharedBytes);
 }

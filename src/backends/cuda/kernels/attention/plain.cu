@@ -250,9 +250,10 @@ bool has_flash(const KvView& kv) {
 }
 
 AttentionKernel choose_attention(const KvView& kv, int n_rows, bool flash, bool portable) {
-  if (!flash || !has_flash(kv)) return AttentionKernel::kPlain;
-  if (portable) return AttentionKernel::kTiles;
-  if (n_rows <= kMaxDecodeRows) return has_decode(kv) ? AttentionKernel::kDecode : AttentionKernel::kTiles;
+  if (!flash) return AttentionKernel::kPlain;
+  if (!portable && n_rows <= kMaxDecodeRows && has_decode(kv)) return AttentionKernel::kDecode;
+  if (!has_flash(kv)) return AttentionKernel::kPlain;
+  if (portable || n_rows <= kMaxDecodeRows) return AttentionKernel::kTiles;
   return has_prompt(kv) ? AttentionKernel::kPrompt : AttentionKernel::kTiles;
 }
 

@@ -25,8 +25,11 @@ struct Slice {
   static constexpr int kStride = F == KvForm::kTbq3Ht ? 80 : 16 * kPieces;
   static constexpr int kBytes = kChunkKeys * kStride + (F == KvForm::kQ8_0 ? kChunkKeys * 8 : 0);
   // Rows that a warp copies at once.
-  static constexpr int kRows = kPieces <= 2 ? 16 : kPieces <= 4 ? 8 : kPieces <= 8 ? 4 : 2;
+  static constexpr int kRows =
+      kPieces <= 2 ? 16 : kPieces <= 4 ? 8 : kPieces <= 8 ? 4 : kPieces <= 16 ? 2 : 1;
 };
+// Pairs of a query's values that are a product's right operands: of wide types a term after the other.
+constexpr int query_terms(KvForm form) { return wide_form(form) ? 2 : 1; }
 // Bytes of a type's table, and what its address must be a multiple of.
 __host__ __device__ constexpr int table_bytes(KvForm form) {
   return is_trellis(form) ? (code_bits(form) == 2   ? 4096
@@ -59,7 +62,9 @@ __device__ __forceinline__ void copy_slice(uint32_t slot, uint32_t to, const uin
 #pragma unroll
   for (int i = 0; i < kChunkKeys / S::kRows; ++i) {
     uint32_t at = to + i * S::kRows * S::kStride;
-    if (F == KvForm::kF16 && kValues && i % 2) at = slot + ((at - slot) ^ 64);  // piece_place of rows 2, 3 ..
+    // piece_place of the rows after the first ones
+    if ((F == KvForm::kF16 || F == KvForm::kBf16) && kValues && i % 2) at = slot + ((at - slot) ^ 64);
+    if (F == KvForm::kF32) at = slot + ((at - slot) ^ (kValues ? i % 4 * 16 : i % 2 * 64));
     const int row = lane / S::kPieces + i * S::kRows;
     const bool valid = coded(F) || !kValues || (row >= low && row < high);
     copy_to<16>(at, from + i * S::kRows * kRow, valid);
@@ -231,12 +236,45 @@ __device__ __forceinline__ void score_codes(uint32_t slot, const uint32_t (&q)[8
   }
 }
 
+// bf16 as it is, f32 in two terms.
+template <KvForm F>
+__device__ __forceinline__ void score_wide(uint32_t slot, const uint32_t (&q)[16][2], int lane,
+                                           float (&s)[2][4]) {
+  const int g = lane / 4, t = lane % 4;
+  if constexpr (F == KvForm::kBf16) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      const uint32_t at = slot + g * 256 + piece_place<F, false>(g, 4 * t + u) * 16;
+      const uint4 x = load_shared4(at), y = load_shared4(at + 8 * 256);
+#pragma unroll
+      for (int term = 0; term < 16; term += 8) {
+        product_bf16(s[0], x.x, y.x, x.y, y.y, q[term + 2 * u][0], q[term + 2 * u][1]);
+        product_bf16(s[1], x.z, y.z, x.w, y.w, q[term + 2 * u + 1][0], q[term + 2 * u + 1][1]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+      const uint32_t at = slot + g * 512 + piece_place<F, false>(g, 8 * t + u) * 16;
+      const uint4 x = load_shared4(at), y = load_shared4(at + 8 * 512);
+      const Terms a = two_terms(x.x, x.y), b = two_terms(y.x, y.y), c = two_terms(x.z, x.w),
+                  d = two_terms(y.z, y.w);
+      product_bf16(s[0], a.high, b.high, c.high, d.high, q[u][0], q[u][1]);
+      product_bf16(s[1], a.low, b.low, c.low, d.low, q[u][0], q[u][1]);
+      product_bf16(s[0], a.high, b.high, c.high, d.high, q[8 + u][0], q[8 + u][1]);
+      product_bf16(s[1], a.low, b.low, c.low, d.low, q[8 + u][0], q[8 + u][1]);
+    }
+  }
+}
+
 // s += keys x queries over the slice. Two sums, so that products need not wait for each other.
 template <KvForm F>
-__device__ __forceinline__ void score_slice(uint32_t slot, const uint32_t (&q)[8][2], uint32_t table,
-                                            int lane, float (&s)[2][4]) {
+__device__ __forceinline__ void score_slice(uint32_t slot, const uint32_t (&q)[8 * query_terms(F)][2],
+                                            uint32_t table, int lane, float (&s)[2][4]) {
   const int g = lane / 4, t = lane % 4;
-  if constexpr (coded(F)) {
+  if constexpr (wide_form(F)) {
+    score_wide<F>(slot, q, lane, s);
+  } else if constexpr (coded(F)) {
     score_codes<F>(slot, q, table, lane, s);
   } else if constexpr (F == KvForm::kF16) {
 #pragma unroll
@@ -349,11 +387,58 @@ __device__ __forceinline__ void mix_codes(uint32_t slot, const uint32_t (&w)[2],
   }
 }
 
+// w: as mix_slice(), then what bf16 leaves of the weights.
 template <KvForm F>
-__device__ __forceinline__ void mix_slice(uint32_t slot, const uint32_t (&w)[2], uint32_t table, int lane,
-                                          float (&out)[8][4]) {
+__device__ __forceinline__ void mix_wide(uint32_t slot, const uint32_t (&w)[4], int lane,
+                                         float (&out)[8][4]) {
   const int g = lane / 4, t = lane % 4;
-  if constexpr (is_trellis(F)) {
+  if constexpr (F == KvForm::kBf16) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint4 x[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        x[k] = load_shared4(slot + key_of(t, k) * 256 + piece_place<F, true>(t, 2 * g + h) * 16);
+      const auto mix = [&](int j, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+        const uint32_t a = __byte_perm(x0, x1, 0x5410), b = __byte_perm(x0, x1, 0x7632),
+                       c = __byte_perm(x2, x3, 0x5410), d = __byte_perm(x2, x3, 0x7632);
+        product_bf16(out[j], a, b, c, d, w[0], w[1]);
+        product_bf16(out[j], a, b, c, d, w[2], w[3]);
+      };
+      mix(4 * h, x[0].x, x[1].x, x[2].x, x[3].x);
+      mix(4 * h + 1, x[0].y, x[1].y, x[2].y, x[3].y);
+      mix(4 * h + 2, x[0].z, x[1].z, x[2].z, x[3].z);
+      mix(4 * h + 3, x[0].w, x[1].w, x[2].w, x[3].w);
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      uint4 x[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        x[k] = load_shared4(slot + key_of(t, k) * 512 + piece_place<F, true>(t, 4 * g + u) * 16);
+      const auto mix = [&](int j, uint32_t x0, uint32_t y0, uint32_t x1, uint32_t y1, uint32_t x2, uint32_t y2,
+                           uint32_t x3, uint32_t y3) {
+        const Terms a = two_terms(x0, x1), b = two_terms(y0, y1), c = two_terms(x2, x3),
+                    d = two_terms(y2, y3);
+        product_bf16(out[j], a.high, b.high, c.high, d.high, w[0], w[1]);
+        product_bf16(out[j], a.low, b.low, c.low, d.low, w[0], w[1]);
+        product_bf16(out[j], a.high, b.high, c.high, d.high, w[2], w[3]);
+        product_bf16(out[j], a.low, b.low, c.low, d.low, w[2], w[3]);
+      };
+      mix(2 * u, x[0].x, x[0].y, x[1].x, x[1].y, x[2].x, x[2].y, x[3].x, x[3].y);
+      mix(2 * u + 1, x[0].z, x[0].w, x[1].z, x[1].w, x[2].z, x[2].w, x[3].z, x[3].w);
+    }
+  }
+}
+
+template <KvForm F>
+__device__ __forceinline__ void mix_slice(uint32_t slot, const uint32_t (&w)[2 * query_terms(F)],
+                                          uint32_t table, int lane, float (&out)[8][4]) {
+  const int g = lane / 4, t = lane % 4;
+  if constexpr (wide_form(F)) {
+    mix_wide<F>(slot, w, lane, out);
+  } else if constexpr (is_trellis(F)) {
     mix_trellis<F>(slot, w, table, lane, out);
   } else if constexpr (coded(F)) {
     mix_codes<F>(slot, w, table, lane, out);

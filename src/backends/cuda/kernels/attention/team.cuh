@@ -15,7 +15,7 @@ constexpr uint32_t kReserved = 1024;  // of shared memory, by the system, in fro
 
 // Shared memory by its own addresses: what teams exchange, a table a type, a ring of slots a warp. A table of
 // rows lies at a multiple of its size; rings fill the room before and behind it.
-constexpr int kExchange = 28672;
+constexpr int kExchange = 28672, kWideExchange = 32768;  // with weights in two terms
 constexpr int kSharedBytes = 229376;  // up to this address, whatever the types
 static_assert(kSharedBytes <= 232448);
 
@@ -38,6 +38,15 @@ constexpr KvForm known_form() {
     return KvForm::kTbq4H;
 }
 
+// Of a pass, in bf16 terms.
+template <typename Forms>
+constexpr int terms_of() {
+  if constexpr (Forms::kFixed)
+    return query_terms(Forms::k);
+  else
+    return 1;
+}
+
 struct Shared {
   uint32_t exchange, k_table, v_table, front, back;
   int n_front, ring;
@@ -49,7 +58,7 @@ template <typename Forms>
 __device__ __forceinline__ Shared lay_out(const void* memory, const Forms& forms) {
   Shared s;
   s.exchange = shared_address(memory);
-  s.front = s.exchange + kExchange;
+  s.front = s.exchange + (terms_of<Forms>() == 2 ? kWideExchange : kExchange);
   s.n_front = 0;
   const int k = table_bytes(forms.k), v = forms.v == forms.k ? 0 : table_bytes(forms.v);
   if (!Forms::kFixed) {
@@ -75,11 +84,14 @@ constexpr bool fits(uint32_t base, int front, int table_at, int tables, int back
 }
 static_assert(fits(kReserved, 4 * 8192, 65536, 65536, 12 * 8192) &&
               fits(kReserved, 8 * 4096, 65536, 131072, 8 * 4096) &&
-              fits(kReserved, 0, 32768, 32768, 163840) && kReserved + kExchange + 16 * 12288 <= kSharedBytes);
+              fits(kReserved, 0, 32768, 32768, 163840) && kReserved + kExchange + 16 * 12288 <= kSharedBytes &&
+              kWideExchange + 16 * 12288 <= kSharedBytes);
 
 // Slices that a warp has on their way or in use.
 constexpr int slots_of(KvForm form, int ring, int team) {
   const int bytes = form == KvForm::kF16      ? 4096
+                    : form == KvForm::kBf16   ? 4096
+                    : form == KvForm::kF32    ? 8192
                     : form == KvForm::kQ8_0   ? Slice<KvForm::kQ8_0>::kBytes
                     : form == KvForm::kTbq2H  ? Slice<KvForm::kTbq2H>::kBytes
                     : form == KvForm::kTbq3H  ? Slice<KvForm::kTbq3H>::kBytes
@@ -107,9 +119,10 @@ __device__ __forceinline__ float tanh_fast(float x) {
 }
 
 // One warp's place in its block, and the row.
-template <int D>
+template <int D, int kTermCount = 1>
 struct Warp {
-  static constexpr int kTeam = D / kChunkDims, kTeams = kWarps / kTeam;
+  static constexpr int kTeam = D / kChunkDims, kTeams = kWarps / kTeam, kTerms = kTermCount;
+  static constexpr int kWeights = 256 * kTerms;  // bytes, of 16 keys and 8 heads
   const AttentionArgs& a;
   const StepView& step;
   Shared shared;
@@ -127,14 +140,14 @@ struct Warp {
   // Shares of the scores of 16 keys over other warps' values; then weights of those keys.
   static constexpr int kShares = kTeam * (kTeam - 1) * 512;
   __device__ __forceinline__ uint32_t exchange() const {
-    return shared.exchange + team * (kShares + kTeam * 256);
+    return shared.exchange + team * (kShares + kTeam * kWeights);
   }
   // Of a chunk's keys, over the values of the n-th warp (from 0) after the one whose keys they are.
   __device__ __forceinline__ uint32_t share_at(int chunk, int n) const {
     return exchange() + (chunk * (kTeam - 1) + n) * 512 + lane * 16;
   }
   __device__ __forceinline__ uint32_t weights_at(int chunk) const {
-    return exchange() + kShares + chunk * 256;
+    return exchange() + kShares + chunk * kWeights;
   }
   __device__ __forceinline__ void meet() const {
     if constexpr (kTeam == 1)
@@ -160,11 +173,13 @@ struct Warp {
     }
   }
 };
-static_assert(Warp<512>::kTeams * (Warp<512>::kShares + 4 * 256) <= kExchange);
+static_assert(Warp<512>::kTeams * (Warp<512>::kShares + 4 * 256) <= kExchange &&
+              Warp<512>::kTeams * (Warp<512>::kShares + 4 * 512) <= kWideExchange);
 
-// The queries' values that are this warp's, in f16, as right operands.
-template <int D>
-__device__ __forceinline__ void load_queries(const Warp<D>& warp, bool shifted, uint32_t (&q)[8][2]) {
+// The queries' values that are this warp's, in f16 or bf16, as right operands.
+template <int D, int kTerms>
+__device__ __forceinline__ void load_queries(const Warp<D, kTerms>& warp, bool shifted,
+                                             uint32_t (&q)[8 * kTerms][2]) {
   const int head = warp.lane / 4;
   const float* from = (shifted ? warp.a.q_shifted : warp.a.q) +
                       (int64_t(warp.out_row) * warp.a.n_head + warp.first_head + head) * D +
@@ -173,7 +188,12 @@ __device__ __forceinline__ void load_queries(const Warp<D>& warp, bool shifted, 
   for (int i = 0; i < 8; ++i) {
     float4 x = {0, 0, 0, 0};
     if (head < warp.n_heads) x = reinterpret_cast<const float4*>(from)[i];
-    q[i][0] = as_word(__floats2half2_rn(x.x, x.y)), q[i][1] = as_word(__floats2half2_rn(x.z, x.w));
+    if constexpr (kTerms == 2) {
+      q[i][0] = bf16_pair(x.x, x.y), q[i][1] = bf16_pair(x.z, x.w);
+      q[8 + i][0] = bf16_rest(q[i][0], x.x, x.y), q[8 + i][1] = bf16_rest(q[i][1], x.z, x.w);
+    } else {
+      q[i][0] = as_word(__floats2half2_rn(x.x, x.y)), q[i][1] = as_word(__floats2half2_rn(x.z, x.w));
+    }
   }
 }
 
@@ -187,20 +207,28 @@ struct Sums {
 constexpr float kHeadroom = 6;  // powers of two: weights stay below 2^13, and f16 holds 2^15
 
 // Scores of this warp's 16 keys (rows g, g + 8; heads 2 t, 2 t + 1) to weights of the whole team.
-template <int D>
-__device__ __forceinline__ void weigh(const Warp<D>& warp, const float (&x)[4], const float (&scale)[2],
+template <int D, int kTerms>
+__device__ __forceinline__ void weigh(const Warp<D, kTerms>& warp, const float (&x)[4], const float (&scale)[2],
                                       Sums& sums) {
   constexpr int kTeam = Warp<D>::kTeam;
   const int g = warp.lane / 4, t = warp.lane % 4;
-  const uint32_t mine = warp.weights_at(warp.part), to = mine + t * 64 + (g % 4 * 2 + g / 4) * 4;
+  const uint32_t mine = warp.weights_at(warp.part), to = mine + t * 64 * kTerms + g % 4 * 8 * kTerms + g / 4 * 4;
   float p[4];
   const auto leave = [&] {
     const float inverse = __uint_as_float(0x7f000000u - __float_as_uint(sums.unit));  // of a power of two
 #pragma unroll
     for (int i = 0; i < 4; ++i) p[i] = exp2_fast(x[i] - sums.peak[i % 2]);
     const float first = scale[0] * inverse, second = scale[1] * inverse;
-    store_shared(to, as_word(__floats2half2_rn(p[0] * first, p[2] * second)));
-    store_shared(to + 32, as_word(__floats2half2_rn(p[1] * first, p[3] * second)));
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float x = p[e] * first, y = p[2 + e] * second;
+      if constexpr (kTerms == 2) {
+        const uint32_t pair = bf16_pair(x, y);
+        store_shared(to + e * 64, pair), store_shared(to + e * 64 + 8, bf16_rest(pair, x, y));
+      } else {
+        store_shared(to + e * 32, as_word(__floats2half2_rn(x, y)));
+      }
+    }
   };
   leave();
   const float top = fmaxf(fabsf(scale[0]), fabsf(scale[1]));
@@ -250,17 +278,17 @@ template <int D>
 struct Tiles<D, false> {
   static constexpr int kChunks = Warp<D>::kTeam, kKeys = kChunkKeys * kChunks;
   int tile, end, stride;
-  __device__ __forceinline__ Tiles(const Warp<D>& warp, int split, int n_splits) {
+  __device__ __forceinline__ Tiles(const auto& warp, int split, int n_splits) {
     tile = warp.first_pos / kKeys + warp.team * n_splits + split;
     end = warp.pos / kKeys + 1;
     stride = Warp<D>::kTeams * n_splits;
     settle(warp);
   }
-  __device__ __forceinline__ void settle(const Warp<D>& warp) {
+  __device__ __forceinline__ void settle(const auto& warp) {
     while (tile < end && warp.reads_exact(page())) tile += stride;
   }
   __device__ __forceinline__ bool more() const { return tile < end; }
-  __device__ __forceinline__ void next(const Warp<D>& warp) { tile += stride, settle(warp); }
+  __device__ __forceinline__ void next(const auto& warp) { tile += stride, settle(warp); }
   __device__ __forceinline__ int first_key() const { return tile * kKeys; }
   __device__ __forceinline__ int page() const { return tile * kKeys / kPage; }
 };
@@ -270,42 +298,42 @@ template <int D>
 struct Tiles<D, true> {
   static constexpr int kChunks = 1, kEach = kPage / kChunkKeys;
   int index, end, stride, n_first, from_last, at_page = 0;
-  static __device__ __forceinline__ int first_of_last(const Warp<D>& warp) {
+  static __device__ __forceinline__ int first_of_last(const auto& warp) {
     return max(warp.pos / kPage - warp.a.kv.exact_last, warp.first_pos / kPage);
   }
-  static __device__ __forceinline__ int count_first(const Warp<D>& warp) {
+  static __device__ __forceinline__ int count_first(const auto& warp) {
     return max(min(warp.a.kv.exact_first, first_of_last(warp)) - warp.first_pos / kPage, 0);
   }
-  static __device__ __forceinline__ int count(const Warp<D>& warp) {
+  static __device__ __forceinline__ int count(const auto& warp) {
     return (count_first(warp) + warp.pos / kPage + 1 - first_of_last(warp)) * kEach;
   }
-  __device__ __forceinline__ Tiles(const Warp<D>& warp, int split, int n_splits) {
+  __device__ __forceinline__ Tiles(const auto& warp, int split, int n_splits) {
     from_last = first_of_last(warp), n_first = count_first(warp), end = count(warp);
     stride = Warp<D>::kTeams * n_splits;
     index = (Warp<D>::kTeams - 1 - warp.team) * n_splits + (n_splits - 1 - split);
     settle(warp);
   }
-  __device__ __forceinline__ void settle(const Warp<D>& warp) {
+  __device__ __forceinline__ void settle(const auto& warp) {
     while (index < end && !(warp.reads_exact(page_of(warp)) && seen(warp))) index += stride;
     at_page = index < end ? page_of(warp) : 0;
   }
-  __device__ __forceinline__ int page_of(const Warp<D>& warp) const {
+  __device__ __forceinline__ int page_of(const auto& warp) const {
     const int i = index / kEach;
     return i < n_first ? warp.first_pos / kPage + i : from_last + i - n_first;
   }
-  __device__ __forceinline__ bool seen(const Warp<D>& warp) const {
+  __device__ __forceinline__ bool seen(const auto& warp) const {
     const int key = page_of(warp) * kPage + index % kEach * kChunkKeys;
     return key <= warp.pos && key + kChunkKeys > warp.first_pos;
   }
   __device__ __forceinline__ bool more() const { return index < end; }
-  __device__ __forceinline__ void next(const Warp<D>& warp) { index += stride, settle(warp); }
+  __device__ __forceinline__ void next(const auto& warp) { index += stride, settle(warp); }
   __device__ __forceinline__ int first_key() const { return at_page * kPage + index % kEach * kChunkKeys; }
   __device__ __forceinline__ int page() const { return at_page; }
 };
 
 // Weights of this warp's keys of a tile from its own share of their scores and the team's.
-template <int D, bool kExact>
-__device__ __forceinline__ void weigh_tile(const Warp<D>& warp, int first_key, const float (&own)[4],
+template <int D, bool kExact, int kTerms>
+__device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, int first_key, const float (&own)[4],
                                            const __half (&k_scale)[2], const __half (&v_scale)[2],
                                            Sums& sums) {
   constexpr int kTeam = Warp<D>::kTeam, kChunks = Tiles<D, kExact>::kChunks;
@@ -341,8 +369,8 @@ __device__ __forceinline__ void weigh_tile(const Warp<D>& warp, int first_key, c
 }
 
 // Sums of the teams, in order, to this block's part of every head.
-template <int D>
-__device__ __forceinline__ void leave_parts(const Warp<D>& warp, int64_t first_part, const Sums& sums) {
+template <int D, int kTerms>
+__device__ __forceinline__ void leave_parts(const Warp<D, kTerms>& warp, int64_t first_part, const Sums& sums) {
   constexpr int kTeams = Warp<D>::kTeams, kTeam = Warp<D>::kTeam, kStat = kDecodeHeads * 4;
   const AttentionArgs& a = warp.a;
   // Of every warp its totals; of every team peaks and units; then factors of every team.
@@ -402,11 +430,12 @@ __device__ __forceinline__ void leave_parts(const Warp<D>& warp, int64_t first_p
   }
 }
 
-template <int D>
-__device__ __forceinline__ Warp<D> find_warp(const AttentionArgs& a, const StepView& step, int head_tiles) {
+template <int D, int kTerms>
+__device__ __forceinline__ Warp<D, kTerms> find_warp(const AttentionArgs& a, const StepView& step,
+                                                     int head_tiles) {
   constexpr int kTeam = Warp<D>::kTeam;
   const int group = a.n_head / a.kv.n_kv, tile = int(blockIdx.y) % head_tiles, index = int(threadIdx.x) / 32;
-  Warp<D> warp{a, step};
+  Warp<D, kTerms> warp{a, step};
   warp.out_row = int(blockIdx.z);
   // Rows, sequences and tables were there before the first kernel of the step.
   const graph::Row* row =
@@ -429,8 +458,8 @@ __device__ __forceinline__ Warp<D> find_warp(const AttentionArgs& a, const StepV
 }
 
 // Whether any team of a block has a tile.
-template <int D>
-__device__ __forceinline__ bool has_work(const Warp<D>& warp, int split) {
+template <int D, int kTerms>
+__device__ __forceinline__ bool has_work(const Warp<D, kTerms>& warp, int split) {
   constexpr int kKeys = Tiles<D, false>::kKeys;
   if (warp.first_pos / kKeys + split <= warp.pos / kKeys) return true;
   return (open_page(warp.a.kv.k_form) || open_page(warp.a.kv.v_form)) &&

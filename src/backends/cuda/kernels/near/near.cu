@@ -11,8 +11,7 @@ namespace {
 
 constexpr int kRanks = 8;  // blocks of a cluster
 constexpr int kWarps = 10, kThreads = 32 * kWarps, kMathWarps = 8;
-constexpr int kKeys = kNearKeys / kRanks, kHeads = 8;  // of a block
-constexpr int kPages = kKeys / kPage + 1;
+constexpr int kHeads = 8;  // of a block
 constexpr int kSideThreads = kThreads / 2;
 constexpr float kUnit = 4;  // of rows whose values f16 cannot hold: levels times scales are below 4 x 65504
 
@@ -22,11 +21,14 @@ template <KvForm F>
 struct Same {
   static constexpr bool kKnown = true;
   static constexpr KvForm kForm = F;
+  static constexpr bool kPlain = !open_page(F);  // rows are stored as they are multiplied
+  static constexpr int kTerms = F == KvForm::kBf16 ? 2 : 1;
   static __device__ __forceinline__ constexpr KvForm of(const NearArgs&, int) { return F; }
 };
 struct Mixed {
-  static constexpr bool kKnown = false;
+  static constexpr bool kKnown = false, kPlain = false;
   static constexpr KvForm kForm = KvForm::kTbq4H;
+  static constexpr int kTerms = 1;
   static __device__ __forceinline__ KvForm of(const NearArgs& a, int side) {
     return side ? a.kv.v_form : a.kv.k_form;
   }
@@ -42,19 +44,36 @@ struct Levels {
   }
 };
 
-template <int D>
+struct NoLevels {};
+
+// Shared memory of a block: kKeys keys (64, or 128 for which two blocks share a multiprocessor). Of 128 keys
+// the second half of the values lies where the first half of the keys was until it was scored. bf16 has
+// queries and weights in two terms, so that they lose no bits that f16 would keep.
+template <int D, typename F, int kN>
 struct Shared {
-  __half k[kKeys][D + 8];  // then the sums of values: float [kHeads][D]
-  __half v[kKeys][D + 8];
-  __half q[kHeads][D + 8];
-  float score[2][kKeys][kHeads + 2];  // of both halves of the head
-  __half weight[kHeads][kKeys + 8];
+  using Forms = F;
+  static constexpr int kDim = D, kKeys = kN, kFirst = kN > 64 ? kN / 2 : kN;  // values loaded with the keys
+  static constexpr int kPhases = kN / kFirst;
+  static constexpr int kTerms = F::kTerms, kPages = kN / kPage + 1;
+  static constexpr int kParts = kMathWarps * 16 / kN;  // of the head, that scores come in
+  __half rows[kN + kFirst][D + 8];                     // keys, values; then Mixed over keys
+  __half q[kTerms][kHeads][D + 8];
+  float score[kParts][kN][kHeads + 2];
   float largest[kHeads], total[kHeads];
-  float merged[D];
-  Levels levels[2];          // keys, values
-  uint8_t codes[2][D];       // of a new row, where its fit is in doubt
-  Region region[kPages][2];  // of the pages of its keys; keys, values
-  __device__ float* mixed(int head) { return reinterpret_cast<float*>(&k[0][0]) + head * D; }
+  alignas(16) __half fresh[kFirst < kN ? D + 8 : 8];                  // the new value, until its place is free
+  std::conditional_t<F::kPlain, NoLevels, Levels> levels[2];          // keys, values
+  alignas(16) uint8_t codes[2][F::kPlain ? 16 : D];  // of a new row, where its fit is in doubt
+  Region region[kPages][2];                          // of the pages of its keys; keys, values
+
+  struct Mixed {
+    float sums[kHeads][D];
+    __half weight[kTerms][kHeads][kN + 8];
+    float merged[D];
+  };
+  static_assert(sizeof(Mixed) <= sizeof(__half) * kFirst * (D + 8));
+  __device__ __half* key(int i) { return rows[i]; }
+  __device__ __half* value(int i) { return rows[kFirst < kN && i >= kFirst ? i - kFirst : kN + i]; }
+  __device__ Mixed& mixed() { return *reinterpret_cast<Mixed*>(rows[kN - kFirst]); }
 };
 
 // The keys of one block: [begin, end).
@@ -105,14 +124,14 @@ template <int D, typename Forms>
 __device__ __forceinline__ bool load_page(const Region& from, int first, int n, float unit,
                                           const Levels* levels, const float* tcq_level, __half* to, int t) {
   constexpr int kUnits = D / 8;
-  if (Forms::kForm == KvForm::kF16 || from.form == KvForm::kF16) {
+  if (Forms::kPlain || from.form == KvForm::kF16) {
 #pragma unroll 2
     for (int i = t; i < n * kUnits; i += kSideThreads)
       copy_async(to + i / kUnits * (D + 8) + i % kUnits * 8, from.data + (first * kUnits + i) * 16);
     return false;
   }
   const __half by = __float2half_rn(1 / unit);
-  if constexpr (Forms::kKnown && Forms::kForm != KvForm::kF16) {
+  if constexpr (Forms::kKnown && !Forms::kPlain) {
     return load_coded<D, Forms::kForm>(from.data, first, n, by, levels, tcq_level, to, t);
   } else if constexpr (!Forms::kKnown) {
     switch (from.form) {
@@ -149,42 +168,98 @@ __device__ __forceinline__ Region find_rows(const NearArgs& a, const int32_t* ta
   return {kv.pages + encoded * kv.page_bytes + kv_head * a.region_each + (side ? a.region_keys : 0), form};
 }
 
-// What earlier steps stored, encoded rows in units of `unit`; true when a value is infinite. Values past the
-// end, up to a whole product, are zero: their weights are, too.
-template <int D, typename Forms>
-__device__ __forceinline__ bool load_keys(const NearArgs& a, const Keys& keys, float unit,
-                                          Shared<D>& shared) {
-  const int side = int(threadIdx.x) / kSideThreads, t = int(threadIdx.x) % kSideThreads;
-  const int n = keys.end - keys.begin, ready = min(keys.end, keys.pos) - keys.begin;
-  __half* const tile = side ? shared.v[0] : shared.k[0];
+// Keys or values [begin, end) of a block as earlier steps stored them, encoded rows in units of `unit`, by
+// the threads of a side, `t` of them; true when a value is infinite.
+template <typename S>
+__device__ __forceinline__ bool load_rows(const NearArgs& a, const Keys& keys, int side, int begin, int end,
+                                          float unit, S& shared, int t) {
+  const Levels* levels = nullptr;
+  if constexpr (!S::Forms::kPlain) levels = &shared.levels[side];
   bool infinite = false;
 #pragma unroll 1
-  for (int begin = 0, page = 0; begin < ready; ++page) {
-    const int first = (keys.begin + begin) % kPage, rows = min(ready - begin, kPage - first);
-    infinite |= load_page<D, Forms>(shared.region[page][side], first, rows, unit, &shared.levels[side],
-                                    a.kv.tables.tcq_level, tile + begin * (D + 8), t);
+  while (begin < end) {
+    const int key = keys.begin + begin, first = key % kPage, rows = min(end - begin, kPage - first);
+    infinite |= load_page<S::kDim, typename S::Forms>(shared.region[keys.page_of(key)][side], first, rows, unit,
+                                                      levels, a.kv.tables.tcq_level,
+                                                      side ? shared.value(begin) : shared.key(begin), t);
     begin += rows;
   }
-  if (side)
-    for (int i = n * (D / 8) + t; i < (n + 15) / 16 * 16 * (D / 8); i += kSideThreads)
-      *reinterpret_cast<uint4*>(&shared.v[i / (D / 8)][i % (D / 8) * 8]) = {0, 0, 0, 0};
+  return infinite;
+}
+// Values past the end, up to a whole product, are zero: their weights are, too.
+template <typename S>
+__device__ __forceinline__ void clear_values(int begin, int end, S& shared, int t, int step) {
+  constexpr int kUnits = S::kDim / 8;
+  for (int i = begin * kUnits + t; i < end * kUnits; i += step)
+    *reinterpret_cast<uint4*>(shared.value(i / kUnits) + i % kUnits * 8) = {0, 0, 0, 0};
+}
+
+// What is loaded before the queries are there: keys, and values as far as they have room beside them; then the
+// other values, when the keys in their place have been scored. One loop's body: its code is fetched once.
+template <typename S>
+__device__ __forceinline__ bool load_phase(const NearArgs& a, const Keys& keys, int phase, float unit,
+                                           S& shared) {
+  const int half = int(threadIdx.x) / kSideThreads, t = int(threadIdx.x) % kSideThreads;
+  const int n = keys.end - keys.begin, ready = min(keys.end, keys.pos) - keys.begin;
+  int begin = 0, end = half ? min(ready, S::kFirst) : ready, side = half;
+  if (S::kFirst < S::kKeys && phase == 1) {
+    const int middle = S::kFirst + max(ready - S::kFirst + 1, 0) / 2;
+    begin = half ? middle : S::kFirst, end = half ? ready : min(ready, middle), side = 1;
+  }
+  const bool infinite = load_rows(a, keys, side, begin, end, unit, shared, t);
+  if (phase == 0) {
+    if (half && n < S::kFirst) clear_values(n, (n + 15) / 16 * 16, shared, t, kSideThreads);
+  } else if (n > S::kFirst) {
+    clear_values(n, (n + 15) / 16 * 16, shared, int(threadIdx.x), kThreads);
+    if (ready < n && threadIdx.x < S::kDim / 8)
+      reinterpret_cast<uint4*>(shared.value(ready))[threadIdx.x] =
+          reinterpret_cast<const uint4*>(shared.fresh)[threadIdx.x];
+  }
   return infinite;
 }
 
-template <int D, typename Forms>
-__device__ __noinline__ void load_keys_in_units(const NearArgs& a, const Keys& keys, Shared<D>& shared) {
-  load_keys<D, Forms>(a, keys, kUnit, shared);
+// Once more, in units of kUnit: what was loaded by the end of `phase`, but keys that values have replaced.
+template <typename S>
+__device__ __noinline__ void load_in_units(const NearArgs& a, const Keys& keys, int phase, S& shared) {
+  const int half = int(threadIdx.x) / kSideThreads, t = int(threadIdx.x) % kSideThreads;
+  const int ready = min(keys.end, keys.pos) - keys.begin;
+  __syncthreads();
+#pragma unroll 1
+  for (int p = 0; p <= phase; ++p) {
+    if (p < phase) {
+      if (half) load_rows(a, keys, 1, 0, min(ready, S::kFirst), kUnit, shared, t);
+    } else {
+      load_phase(a, keys, p, kUnit, shared);
+    }
+  }
   commit_copies();
   wait_copies<0>();
   __syncthreads();
 }
 
+// Two values as a row is stored and multiplied.
+template <bool kBf16>
+__device__ __forceinline__ uint32_t stored_pair(float low, float high) {
+  if constexpr (kBf16) return bf16_pair(low, high);
+  return as_word(__floats2half2_rn(low, high));
+}
+template <bool kBf16>
+__device__ __forceinline__ void multiply_as(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (kBf16)
+    multiply_bf16(c, a, b0, b1);
+  else
+    multiply(c, a, b0, b1);
+}
+
 // What is the same for every row: levels of both types.
-template <int D, typename Forms>
-__device__ __forceinline__ void load_levels(const NearArgs& a, Shared<D>& shared) {
+template <typename S>
+__device__ __forceinline__ void load_levels(const NearArgs& a, S& shared) {
+  using Forms = typename S::Forms;
+  constexpr int D = S::kDim;
   const int side = int(threadIdx.x) / kSideThreads, t = int(threadIdx.x) % kSideThreads;
   const KvForm form = Forms::of(a, side);
-  if (trellis(form)) {
+  if constexpr (Forms::kPlain) {
+  } else if (trellis(form)) {
     const uint16_t* from = form == KvForm::kTbq2Ht   ? trellis_levels<2>()
                            : form == KvForm::kTbq3Ht ? trellis_levels<3>()
                                                      : trellis_levels<4>();
@@ -262,10 +337,11 @@ __device__ __forceinline__ void make_head(const HeadJob& job, int side, KvBasis 
 
 // The heads of this step: queries for every block; the new key and value where its place is, and into the
 // cache.
-template <int D, typename Forms>
-__device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, Shared<D>& shared,
-                                           int kv_head, int r, int step_row) {
-  constexpr int E = D / 32;
+template <typename S>
+__device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, S& shared, int kv_head, int r,
+                                           int step_row) {
+  using Forms = typename S::Forms;
+  constexpr int D = S::kDim, E = D / 32;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, group = a.n_head / a.kv.n_kv;
   const bool owns = keys.begin <= keys.pos && keys.pos < keys.end;
   const Made made = find_made(a, kv_head, warp);
@@ -280,7 +356,10 @@ __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, 
   if (!query && !owns) return;
   const int place = keys.pos - keys.begin, token = keys.pos % kPage;
   const Region& region = shared.region[keys.page_of(keys.pos)][max(made.side, 0)];
-  __half* to = query ? shared.q[warp] : made.side ? shared.v[place] : shared.k[place];
+  __half* to = query                                     ? shared.q[0][warp]
+               : !made.side                              ? shared.key(place)
+               : S::kFirst < S::kKeys && place >= S::kFirst ? shared.fresh
+                                                         : shared.value(place);
   if (!query && !made.job) {  // another layer stored it, as f16: its page is not full
 #pragma unroll 1
     for (int i = lane; i < D / 8; i += 32) copy_async(to + 8 * i, region.data + (token * D + 8 * i) * 2);
@@ -298,63 +377,68 @@ __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, 
   bool finite = true, doubtful = false;
 #pragma unroll
   for (int e = 0; e < E; e += 2) {
-    const __half2 h = __floats2half2_rn(x[e], x[e + 1]);
-    *reinterpret_cast<__half2*>(to + lane * E + e) = h;
+    const uint32_t h = stored_pair<Forms::kForm == KvForm::kBf16>(x[e], x[e + 1]);
+    *reinterpret_cast<uint32_t*>(to + lane * E + e) = h;
+    if constexpr (S::kTerms == 2)
+      if (query)
+        *reinterpret_cast<uint32_t*>(shared.q[1][warp] + lane * E + e) = bf16_rest(h, x[e], x[e + 1]);
     if (!cache) continue;
-    *reinterpret_cast<__half2*>(cache + lane * E + e) = h;
-    const uint32_t bits = *reinterpret_cast<const uint32_t*>(&h);
-    finite &= (bits & 0x7c00u) != 0x7c00u && (bits & 0x7c000000u) != 0x7c000000u;
+    *reinterpret_cast<uint32_t*>(cache + lane * E + e) = h;
+    constexpr uint32_t kExponent = Forms::kForm == KvForm::kBf16 ? 0x7f80u : 0x7c00u;
+    finite &= (h & kExponent) != kExponent && (h >> 16 & kExponent) != kExponent;
     doubtful |= fabsf(x[e]) > kAlwaysFits || fabsf(x[e + 1]) > kAlwaysFits;
   }
-  const KvForm form = Forms::of(a, made.side > 0);
-  if (cache && open_page(form) && __any_sync(~0u, doubtful) && __all_sync(~0u, finite)) {
+  if (const KvForm form = Forms::of(a, made.side > 0);
+      cache && open_page(form) && __any_sync(~0u, doubtful) && __all_sync(~0u, finite)) {
     __syncwarp();
     finite = stored_row_fits(form, cache, D, lane, shared.codes[made.side]);
   }
   if (!finite && atomicCAS(a.heads.fault, -1, a.heads.layer) == -1) a.heads.fault[1] = step_row;
 }
 
-// score[half][key][head]: a warp takes 16 keys over half of the head, or over both halves.
-template <int D>
-__device__ __forceinline__ void multiply_keys(Shared<D>& shared, int n) {
-  constexpr int kChunks = kKeys / 16, kHalves = 2 * kChunks / kMathWarps;
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, key0 = warp % kChunks * 16;
+// score[part][key][head]: a warp takes 16 keys over a part of the head.
+template <typename S>
+__device__ __forceinline__ void multiply_keys(S& shared, int n) {
+  constexpr int kChunks = S::kKeys / 16, kEach = S::kDim / S::kParts;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, key0 = warp % kChunks * 16,
+            part = warp / kChunks;
   if (warp >= kMathWarps || key0 >= n) return;
-#pragma unroll 1
-  for (int half = warp / kChunks * kHalves, i = 0; i < kHalves; ++i, ++half) {
-    float s[4] = {};
+  float s[4] = {};
 #pragma unroll 4
-    for (int k = half * (D / 2); k < (half + 1) * (D / 2); k += 16) {
-      uint32_t a[4];
-      load_tiles(a, &shared.k[key0 + lane % 16][k + lane / 16 * 8]);
-      const uint32_t* q = reinterpret_cast<const uint32_t*>(&shared.q[lane / 4][k + lane % 4 * 2]);
-      multiply(s, a, q[0], q[4]);
+  for (int k = part * kEach; k < (part + 1) * kEach; k += 16) {
+    uint32_t a[4];
+    load_tiles(a, shared.key(key0 + lane % 16) + k + lane / 16 * 8);
+#pragma unroll
+    for (int term = 0; term < S::kTerms; ++term) {
+      const uint32_t* q = reinterpret_cast<const uint32_t*>(&shared.q[term][lane / 4][k + lane % 4 * 2]);
+      multiply_as<S::Forms::kForm == KvForm::kBf16>(s, a, q[0], q[4]);
     }
-    *reinterpret_cast<float2*>(&shared.score[half][key0 + lane / 4][lane % 4 * 2]) = {s[0], s[1]};
-    *reinterpret_cast<float2*>(&shared.score[half][key0 + lane / 4 + 8][lane % 4 * 2]) = {s[2], s[3]};
   }
+  *reinterpret_cast<float2*>(&shared.score[part][key0 + lane / 4][lane % 4 * 2]) = {s[0], s[1]};
+  *reinterpret_cast<float2*>(&shared.score[part][key0 + lane / 4 + 8][lane % 4 * 2]) = {s[2], s[3]};
 }
 
 // Scores or weights of rows that are in units of kUnit; f16 rows are as they are.
-template <int D>
-__device__ __noinline__ void apply_units(const Keys& keys, int side, Shared<D>& shared) {
+template <typename S>
+__device__ __noinline__ void apply_units(const Keys& keys, int side, S& shared) {
   __syncthreads();
 #pragma unroll 1
   for (int i = int(threadIdx.x); i < (keys.end - keys.begin) * kHeads; i += kThreads) {
     const int key = i / kHeads, head = i % kHeads;
     if (shared.region[keys.page_of(keys.begin + key)][side].form == KvForm::kF16) continue;
     if (side) {
-      __half& w = shared.weight[head][key];
+      __half& w = shared.mixed().weight[0][head][key];
       w = __hmul(w, __float2half_rn(kUnit));
     } else {
-      shared.score[0][key][head] *= kUnit, shared.score[1][key][head] *= kUnit;
+      for (int part = 0; part < S::kParts; ++part) shared.score[part][key][head] *= kUnit;
     }
   }
 }
 
 // A warp a head.
-template <int D>
-__device__ __forceinline__ void softmax(const NearArgs& a, Shared<D>& shared, int n) {
+template <typename S>
+__device__ __forceinline__ void softmax(const NearArgs& a, S& shared, int n) {
+  constexpr int kKeys = S::kKeys;
   const int head = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   if (head >= kHeads) return;
   float s[kKeys / 32], most = -INFINITY, total = 0;
@@ -363,7 +447,10 @@ __device__ __forceinline__ void softmax(const NearArgs& a, Shared<D>& shared, in
     const int key = lane + 32 * i;
     s[i] = -INFINITY;
     if (key < n) {
-      s[i] = (shared.score[0][key][head] + shared.score[1][key][head]) * a.scale;
+      s[i] = shared.score[0][key][head];
+#pragma unroll
+      for (int part = 1; part < S::kParts; ++part) s[i] += shared.score[part][key][head];
+      s[i] *= a.scale;
       if (a.softcap > 0)
         s[i] = a.softcap * (1.0f - __fdividef(2.0f, 1.0f + __expf(__fdividef(2.0f * s[i], a.softcap))));
     }
@@ -374,15 +461,23 @@ __device__ __forceinline__ void softmax(const NearArgs& a, Shared<D>& shared, in
   for (int i = 0; i < kKeys / 32; ++i) {
     const float p = s[i] == -INFINITY ? 0.0f : __expf(s[i] - most);
     total += p;
-    shared.weight[head][lane + 32 * i] = __float2half_rn(p);
+    auto& weight = shared.mixed().weight;
+    if constexpr (S::kTerms == 2) {
+      const uint32_t h = stored_pair<true>(p, 0);
+      reinterpret_cast<uint16_t&>(weight[0][head][lane + 32 * i]) = uint16_t(h);
+      reinterpret_cast<uint16_t&>(weight[1][head][lane + 32 * i]) = uint16_t(bf16_rest(h, p, 0));
+    } else {
+      weight[0][head][lane + 32 * i] = __float2half_rn(p);
+    }
   }
   total = warp_sum(total);
   if (lane == 0) shared.largest[head] = most, shared.total[head] = total;
 }
 
-// mixed[head][value]: a warp takes 16 values at a time.
-template <int D>
-__device__ __forceinline__ void multiply_values(Shared<D>& shared, int n) {
+// Sums of values: a warp takes 16 values at a time.
+template <typename S>
+__device__ __forceinline__ void multiply_values(S& shared, int n) {
+  constexpr int D = S::kDim;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   if (warp >= kMathWarps) return;
 #pragma unroll 1
@@ -391,18 +486,22 @@ __device__ __forceinline__ void multiply_values(Shared<D>& shared, int n) {
 #pragma unroll 1
     for (int k = 0; k < n; k += 16) {
       uint32_t a[4];
-      load_tiles_transposed(a, &shared.v[k + lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 8]);
-      const uint32_t* w = reinterpret_cast<const uint32_t*>(&shared.weight[lane / 4][k + lane % 4 * 2]);
-      multiply(s, a, w[0], w[4]);
+      load_tiles_transposed(a, shared.value(k) + (lane / 16 * 8 + lane % 8) * (D + 8) + d + lane / 8 % 2 * 8);
+#pragma unroll
+      for (int term = 0; term < S::kTerms; ++term) {
+        const uint32_t* w =
+            reinterpret_cast<const uint32_t*>(&shared.mixed().weight[term][lane / 4][k + lane % 4 * 2]);
+        multiply_as<S::Forms::kForm == KvForm::kBf16>(s, a, w[0], w[4]);
+      }
     }
-    float* to = shared.mixed(lane % 4 * 2) + d + lane / 4;
+    float* to = shared.mixed().sums[lane % 4 * 2] + d + lane / 4;
     to[0] = s[0], to[D] = s[1], to[8] = s[2], to[D + 8] = s[3];
   }
 }
 
 // Out of the head-wide basis: value d of the head in thread d % 256, in `x[d / 256]`.
-template <int D>
-__device__ __forceinline__ void unrotate(float (&x)[(D + 255) / 256], Shared<D>& shared, float* out) {
+template <int D, typename S>
+__device__ __forceinline__ void unrotate(float (&x)[(D + 255) / 256], S& shared, float* out) {
   constexpr int kEach = (D + 255) / 256, kBlocks = D / 32;
   const int t = int(threadIdx.x);
 #pragma unroll
@@ -414,12 +513,12 @@ __device__ __forceinline__ void unrotate(float (&x)[(D + 255) / 256], Shared<D>&
     }
 #pragma unroll
   for (int e = 0; e < kEach; ++e)
-    if (const int d = t + 256 * e; d < min(D, 256 * (e + 1))) shared.merged[d] = x[e];
+    if (const int d = t + 256 * e; d < min(D, 256 * (e + 1))) shared.mixed().merged[d] = x[e];
   __syncthreads();
   if (t >= min(D, 256)) return;
   float v[kBlocks];
 #pragma unroll
-  for (int j = 0; j < kBlocks; ++j) v[j] = shared.merged[32 * j + t % 32];
+  for (int j = 0; j < kBlocks; ++j) v[j] = shared.mixed().merged[32 * j + t % 32];
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     const int d = t + 256 * e;
@@ -435,9 +534,10 @@ __device__ __forceinline__ void unrotate(float (&x)[(D + 255) / 256], Shared<D>&
 }
 
 // The blocks' sums of one head, in order. Every lane below kRanks finds what one of them counts for.
-template <int D, typename Forms>
-__device__ __forceinline__ void merge(const NearArgs& a, Shared<D>& shared, int head, int64_t row) {
-  constexpr int kEach = (D + 255) / 256;
+template <typename S>
+__device__ __forceinline__ void merge(const NearArgs& a, S& shared, int head, int64_t row) {
+  using Forms = typename S::Forms;
+  constexpr int D = S::kDim, kEach = (D + 255) / 256;
   const int t = int(threadIdx.x), lane = t % 32;
   const bool counts = lane < kRanks;
   const float largest = counts ? load_remote(&shared.largest[head], lane) : -INFINITY,
@@ -447,7 +547,7 @@ __device__ __forceinline__ void merge(const NearArgs& a, Shared<D>& shared, int 
   for (int e = 0; e < kEach; ++e)
 #pragma unroll
     for (int i = 0; i < kRanks; ++i)
-      v[e][i] = t < min(D, 256) ? load_remote(shared.mixed(head) + t + 256 * e, i) : 0.0f;
+      v[e][i] = t < min(D, 256) ? load_remote(shared.mixed().sums[head] + t + 256 * e, i) : 0.0f;
   const float most = warp_max(largest);
   float factor = largest == -INFINITY ? 0.0f : __expf(largest - most);
   const float total = warp_sum(factor * part);
@@ -464,24 +564,25 @@ __device__ __forceinline__ void merge(const NearArgs& a, Shared<D>& shared, int 
   if (basis == KvBasis::kHeadWide) return unrotate<D>(x, shared, out);
   if (t < min(D, 256))
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) (basis == KvBasis::kModel ? out : shared.merged)[t + 256 * e] = x[e];
+    for (int e = 0; e < kEach; ++e) (basis == KvBasis::kModel ? out : shared.mixed().merged)[t + 256 * e] = x[e];
   if (basis == KvBasis::kModel || !Forms::kKnown) return;
   __syncthreads();
   if (t >= 32) return;
   constexpr int E = D / 32;
   float y[E];
 #pragma unroll
-  for (int e = 0; e < E; ++e) y[e] = shared.merged[lane * E + e];
+  for (int e = 0; e < E; ++e) y[e] = shared.mixed().merged[lane * E + e];
   warp_from_basis(basis, 1, y, lane);
 #pragma unroll
   for (int e = 0; e < E; ++e) out[lane * E + e] = y[e];
 }
 
-template <int D, typename Forms>
+template <int D, typename Forms, int kN>
 __global__ void KVASIR_CLUSTER(kRanks) __launch_bounds__(kThreads, D <= 256 ? 2 : 1)
     near_kernel(const __grid_constant__ NearArgs a, const __grid_constant__ StepView step) {
   extern __shared__ __align__(16) uint8_t memory[];
-  Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
+  using S = Shared<D, Forms, kN>;
+  S& shared = *reinterpret_cast<S*>(memory);
   let_next_start();
   const int rank = int(blockIdx.x) % kRanks, kv_head = int(blockIdx.x) / kRanks, r = int(blockIdx.y);
   // The step and what earlier ones stored were there before the first launch of this step began. Loads that
@@ -496,37 +597,59 @@ __global__ void KVASIR_CLUSTER(kRanks) __launch_bounds__(kThreads, D <= 256 ? 2 
   keys.begin = min(first + rank * each, row.pos + 1);
   keys.end = min(keys.begin + each, row.pos + 1);
   const int n = keys.end - keys.begin;
-  load_levels<D, Forms>(a, shared);
+  load_levels(a, shared);
   if (const int i = int(threadIdx.x) - 96;
       n > 0 && i >= 0 && i / 2 <= (keys.end - 1) / kPage - keys.begin / kPage)
     shared.region[i / 2][i % 2] =
         find_rows<Forms>(a, step.tables + (int64_t(seq) * 4 + (a.kv.window > 0 ? 2 : 0)) * step.table_stride,
                          step.table_stride, row.pos / kPage, keys.begin / kPage + i / 2, kv_head, i % 2);
   __syncthreads();
-  const bool infinite = load_keys<D, Forms>(a, keys, 1, shared);
-  make_heads<D, Forms>(a, keys, shared, kv_head, r, step_row);
-  commit_copies();
-  wait_copies<0>();
-  const bool in_units = __syncthreads_or(infinite);
-  if (in_units) load_keys_in_units<D, Forms>(a, keys, shared);
-  multiply_keys(shared, n);
-  if (in_units) apply_units(keys, 0, shared);
-  __syncthreads();
-  softmax(a, shared, n);
-  if (in_units) apply_units(keys, 1, shared);
+  bool in_units = false;
+#pragma unroll 1
+  for (int phase = 0;; ++phase) {
+    const bool infinite = load_phase(a, keys, phase, in_units ? kUnit : 1.0f, shared);
+    if (phase == 0) make_heads(a, keys, shared, kv_head, r, step_row);
+    commit_copies();
+    if (phase == S::kPhases - 1 && S::kPhases > 1) softmax(a, shared, n);
+    wait_copies<0>();
+    if constexpr (Forms::kPlain) {
+      __syncthreads();
+    } else if (__syncthreads_or(infinite && !in_units)) {
+      in_units = true;
+      load_in_units(a, keys, phase, shared);
+    }
+    if (phase == 0) {
+      multiply_keys(shared, n);
+      if (!Forms::kPlain && in_units) apply_units(keys, 0, shared);
+      __syncthreads();
+    }
+    if (phase == S::kPhases - 1) break;
+  }
+  if (S::kPhases == 1) softmax(a, shared, n);
+  if (!Forms::kPlain && in_units) apply_units(keys, 1, shared);
   __syncthreads();
   multiply_values(shared, n);
   __syncthreads();
   cluster_sync();
   const int group = a.n_head / a.kv.n_kv;
-  if (rank < group) merge<D, Forms>(a, shared, rank, int64_t(r) * a.n_head + kv_head * group + rank);
+  if (rank < group) merge(a, shared, rank, int64_t(r) * a.n_head + kv_head * group + rank);
   cluster_sync();  // no block leaves while its sums are read
 }
 
+template <int D, typename Forms, int kN>
+void run_keys(const Launch& how, const NearArgs& args, const StepView& step) {
+  using S = Shared<D, Forms, kN>;
+  constexpr int kEach = 233472 / 2 - 1024;  // of a multiprocessor of sm_90, for each of two blocks
+  static_assert(D > 256 || sizeof(S) <= kEach);
+  launch(how, dim3(unsigned(kRanks * args.kv.n_kv), unsigned(args.n_rows)), dim3(kThreads), sizeof(S),
+         near_kernel<D, Forms, kN>, args, step);
+}
 template <int D, typename Forms>
 void run(const Launch& how, const NearArgs& args, const StepView& step) {
-  launch(how, dim3(unsigned(kRanks * args.kv.n_kv), unsigned(args.n_rows)), dim3(kThreads), sizeof(Shared<D>),
-         near_kernel<D, Forms>, args, step);
+  constexpr int kFew = kNearKeys / kRanks;
+  if constexpr (D == 256)
+    if (args.kv.window > kNearKeys) return run_keys<D, Forms, 2 * kFew>(how, args, step);
+  run_keys<D, Forms, kFew>(how, args, step);
 }
 
 // The kernel of its types: of head sizes 256 and 512 any type for both sides.
@@ -538,6 +661,7 @@ void run(const Launch& how, const NearArgs& args, const StepView& step) {
   case KvForm::name:     \
     return run<D, Same<KvForm::name>>(how, args, step)
         KVASIR_RUN(kF16);
+        KVASIR_RUN(kBf16);
         KVASIR_RUN(kQ8_0);
         KVASIR_RUN(kQ5_0);
         KVASIR_RUN(kQ4_0);
@@ -561,14 +685,21 @@ void run(const Launch& how, const NearArgs& args, const StepView& step) {
 
 }  // namespace
 
+int near_keys(const KvView& kv) {
+  const bool fits = kv.head_dim == 256 && kv.window > kNearKeys && kv.window <= 2 * kNearKeys;
+  // Rows of these take longer to expand here than as codes in the decode kernel, which needs no expanded row.
+  const auto slow = [](KvForm form) { return head_wide(form) && form != KvForm::kTbq4H; };
+  return fits && !slow(kv.k_form) && !slow(kv.v_form) ? 2 * kNearKeys : kNearKeys;
+}
+
 bool has_near(const NearArgs& args) {
   const auto mixes = [](KvForm form) {
     return form == KvForm::kF16 || form == KvForm::kQ8_0 || (head_wide(form) && !trellis(form));
   };
   const KvView& kv = args.kv;
   const int d = kv.head_dim;
-  const bool same =
-      kv.k_form == kv.v_form && d >= 256 && open_page(kv.k_form) && kv.k_form != KvForm::kQjl1_256;
+  const bool known = (open_page(kv.k_form) && kv.k_form != KvForm::kQjl1_256) || kv.k_form == KvForm::kBf16;
+  const bool same = kv.k_form == kv.v_form && d >= 256 && known;
   if (!(same || (mixes(kv.k_form) && mixes(kv.v_form))) || args.n_head > kHeads * kv.n_kv) return false;
   for (int j = 0; j < args.heads.n_jobs; ++j) {
     const HeadJob& job = args.heads.jobs[j];

@@ -7,7 +7,8 @@
 
 namespace kvasir::cuda {
 
-inline constexpr int kNearKeys = 512;  // that a row sees at most
+inline constexpr int kNearKeys = 512;  // that a row sees at most, whatever the cache
+int near_keys(const KvView& kv);       // and of this one: twice as many of some windows
 
 struct NearArgs {
   HeadArgs
