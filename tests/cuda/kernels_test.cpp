@@ -379,6 +379,22 @@ TEST(CudaNearKernel, EveryTypeAndWhatOutrangesHalves) {
         }
 }
 
+// The same of a few rows, by the kernels for them.
+TEST(CudaDecodeKernel, WhatOutrangesHalves) {
+  KVASIR_NEEDS_CUDA();
+  std::vector<DType> types = kEncoded;
+  types.push_back(DType::bf16);
+  for (bool portable : {false, true})
+    for (int rows : {1, 4})
+      for (int d : {128, 256, 512})
+        for (DType t : types) {
+          Case c{t, t, d, 8, 1, 700, rows};
+          c.portable = portable;
+          c.scale_spread = 60000;
+          expect_agreement(c);
+        }
+}
+
 // The launch for wide windows over any number of keys, few of them too.
 TEST(CudaNearKernel, WindowsOf1024) {
   KVASIR_NEEDS_CUDA();

@@ -113,10 +113,12 @@ __device__ __forceinline__ int anew(int x) {
   return x;
 }
 
-// Bytes 0 and 2 of `x`, offset by 128, as f16 times the scales. 0x6400 | q is the f16 1024 + q: exact.
+// Bytes 0 and 2 of `x`, offset by 128, as f16 times an eighth of the scales: a byte times its scale may be
+// beyond f16. 0x5800 | q is the f16 128 + q / 8: exact.
+inline constexpr float kBytesUnit = 8;
 __device__ __forceinline__ uint32_t scaled_bytes(uint32_t x, __half2 scale) {
-  const uint32_t biased = (x & 0x00ff00ffu) | 0x64006400u;
-  return as_word(__hmul2(__hsub2(as_half2(biased), as_half2(0x64806480u)), scale));
+  const uint32_t biased = (x & 0x00ff00ffu) | 0x58005800u;
+  return as_word(__hmul2(__hsub2(as_half2(biased), as_half2(0x58805880u)), scale));
 }
 
 // The 16 codes of row r that are this lane's.

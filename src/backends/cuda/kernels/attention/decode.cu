@@ -65,7 +65,7 @@ __device__ __forceinline__ TileScales load_scales(const Warp<D, kTerms>& warp, c
   const int key = first_key % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
   TileScales to;
   const auto load = [&](const uint8_t* at, KvForm form, __half(&scale)[2]) {
-    scale[0] = scale[1] = __ushort_as_half(0x3c00);
+    scale[0] = scale[1] = __float2half_rn(form == KvForm::kQ8_0 ? kBytesUnit : 1.0f);
     if (!row_scales(form)) return;
     const int row = D / 8 * code_bits(form);
     const __half* from = reinterpret_cast<const __half*>(at + (kPage - key) * row) + own;

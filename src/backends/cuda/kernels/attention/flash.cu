@@ -7,6 +7,8 @@
 namespace kvasir::cuda {
 namespace {
 
+constexpr float kUnit = 4;  // of tiles that f16 cannot hold: levels times scales are below 4 x 65504
+
 // Shared memory of one block.
 template <int D, int M>
 struct Shared {
@@ -161,6 +163,12 @@ struct Block {
       }
   }
 
+  // Scores of keys in units of kUnit.
+  __device__ void apply_unit() {
+#pragma unroll 1
+    for (int i = int(threadIdx.x); i < M * kPage; i += kThreads) shared.score[i / kPage][i % kPage] *= kUnit;
+  }
+
   // Rows [begin, end) of the launch: one sequence, one page of positions.
   __device__ void segment(int begin, int end) {
     const graph::Row first_row = row_of(a, step, begin), last_row = row_of(a, step, end - 1);
@@ -176,31 +184,44 @@ struct Block {
       pos[i] = mine ? row_of(a, step, r).pos : -1;
       first[i] = mine ? first_visible(a.kv, seq, pos[i]) : 0;
     }
-    const auto load = [&](int page, int side) {
+    const auto load = [&](int page, int side, float unit) {
       const int low = max(0, oldest - page * kPage), high = min(kPage, newest + 1 - page * kPage);
-      load_tile<D, kThreads>(find_region(a.kv, step, first_row.seq, query_page, page, kv_head, side), low,
-                             high, side ? v_levels : k_levels, a.kv.tables,
-                             side ? &shared.v[0][0] : &shared.k[0][0]);
+      const bool infinite =
+          load_tile<D, kThreads>(find_region(a.kv, step, first_row.seq, query_page, page, kv_head, side), low,
+                                 high, side ? v_levels : k_levels, a.kv.tables, unit,
+                                 side ? &shared.v[0][0] : &shared.k[0][0]);
       commit_copies();
+      return infinite;
+    };
+    // Waits for a side's tile, and makes it once more in units when f16 cannot hold it; true: it is in units.
+    const auto settle = [&](int page, int side, bool infinite) {
+      wait_copies<1>();
+      if (!__syncthreads_or(infinite)) return false;
+      load(page, side, kUnit);
+      __syncthreads();
+      return true;
     };
     int base = -1;
+    bool infinite_keys = false;
     __syncthreads();
-    if (range.begin < range.end) load(range.begin, 0);
+    if (range.begin < range.end) infinite_keys = load(range.begin, 0, 1);
     for (int page = range.begin; page < range.end; ++page) {
       const int shifted = seq.shift != 0 && page >= seq.keep_pages;
       if (shifted != base) load_queries(begin, end, shifted);
       base = shifted;
-      load(page, 1);
-      wait_copies<1>();
-      __syncthreads();
+      const bool infinite_values = load(page, 1, 1), key_units = settle(page, 0, infinite_keys);
       multiply_keys();
       __syncthreads();
+      if (key_units) {
+        apply_unit();
+        __syncthreads();
+      }
       if (a.softcap > 0) {
         cap_scores();
         __syncthreads();
       }
       if (page + 1 < range.end)
-        load(page + 1, 0);
+        infinite_keys = load(page + 1, 0, 1);
       else
         commit_copies();
       uint32_t p[4][4];
@@ -208,8 +229,10 @@ struct Block {
 #pragma unroll
       for (int i = 0; i < 2; ++i) low[i] = first[i] - page * kPage, high[i] = pos[i] + 1 - page * kPage;
       softmax(low, high, p);
-      wait_copies<1>();
-      __syncthreads();
+      if (settle(page, 1, infinite_values))
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          p[i / 4][i % 4] = as_word(__hmul2(as_half2(p[i / 4][i % 4]), __float2half2_rn(kUnit)));
       multiply_values(p);
       __syncthreads();
     }

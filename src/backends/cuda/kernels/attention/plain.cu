@@ -104,12 +104,6 @@ __global__ void __launch_bounds__(kThreads)
       if (t + i * kThreads < d) a.partial[part * d + t + i * kThreads] = acc[i];
 }
 
-// Not inlined: most caches have no use for it.
-template <int E>
-__device__ __noinline__ void leave_block_basis(KvBasis basis, float (&x)[E], int lane) {
-  warp_from_basis(basis, 1, x, lane);
-}
-
 constexpr int kMergeWarps = 16;
 
 // One head of one row a block, or a cluster of kRanks blocks where parts are many. A thread takes four values
@@ -180,6 +174,43 @@ __device__ __forceinline__ void add_blocks(Merge<E>& shared, Share& sum, int ran
   cluster_sync();  // no block leaves while its sums are read
 }
 
+// Value d of a head out of the head-wide basis, a value a thread: by a warp it would be some 400 instructions
+// in a row. All threads come; `row`: the values in shared memory.
+template <int D>
+__device__ __forceinline__ float leave_head_basis(float x, int d, float* row) {
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const float other = __shfl_xor_sync(~0u, x, o);
+    x = (d & o) ? other - x : x + other;
+  }
+  if (d < D) row[d] = x;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < D / 32; ++j) {
+    const float v = row[32 * j + d % 32];
+    sum += __popc(j & (d / 32)) & 1 ? -v : v;
+  }
+  constexpr float kNorm = D == 64    ? 0.125f
+                          : D == 128 ? 0.08838834764831845f
+                          : D == 256 ? 0.0625f
+                                     : 0.04419417382415922f;
+  return flip_sign(1, d, sum * kNorm);
+}
+
+// The same of the bases of blocks, by a warp.
+template <int E>
+__device__ __noinline__ void finish_blocks(const AttentionArgs& a, const float* merged, KvBasis basis,
+                                           int64_t head, int lane) {
+  float x[E];
+#pragma unroll
+  for (int i = 0; i < E; ++i) x[i] = merged[lane * (E + 1) + i];
+  warp_from_basis(basis, 1, x, lane);
+#pragma unroll
+  for (int i = 0; i < E; ++i) a.out[head * 32 * E + lane * E + i] = x[i];
+  if (a.quant.q) quantize_lanes(x, lane, a.quant.q + head * 32 * E, a.quant.meta + head * E);
+}
+
 // kDecode: values of a part lie in decode_position()'s order.
 template <int E, bool kDecode, int kRanks>
 __device__ __forceinline__ void merge_head(const AttentionArgs& a) {
@@ -213,24 +244,17 @@ __device__ __forceinline__ void merge_head(const AttentionArgs& a) {
     }
   }
   __syncthreads();
-  if (thread >= 32) return;
-  float x[E];
-#pragma unroll
-  for (int i = 0; i < E; ++i) x[i] = shared.merged[lane * (E + 1) + i];
   const KvBasis basis = basis_of(a.kv.v_form);
-  if (basis == KvBasis::kHeadWide)
-    warp_unrotate(1, x, lane);
-  else if (basis != KvBasis::kModel) {
-    float y[E];  // x itself stays in registers
-#pragma unroll
-    for (int i = 0; i < E; ++i) y[i] = x[i];
-    leave_block_basis(basis, y, lane);
-#pragma unroll
-    for (int i = 0; i < E; ++i) x[i] = y[i];
+  if (basis != KvBasis::kHeadWide && basis != KvBasis::kModel) {
+    if (thread < 32) finish_blocks<E>(a, shared.merged, basis, head, lane);
+    return;
   }
-#pragma unroll
-  for (int i = 0; i < E; ++i) a.out[head * kDim + lane * E + i] = x[i];
-  if (a.quant.q) quantize_lanes(x, lane, a.quant.q + head * kDim, a.quant.meta + head * E);
+  float x = thread < kDim ? shared.merged[thread + thread / E] : 0;
+  if (basis == KvBasis::kHeadWide) x = leave_head_basis<kDim>(x, thread, &shared.sums[0][0].x);
+  if (thread >= kDim) return;
+  a.out[head * kDim + thread] = x;
+  const int64_t group_at = head * kDim + thread - lane;
+  if (a.quant.q) quantize_group(x, lane, a.quant.q + group_at, a.quant.meta + group_at / 32);
 }
 template <int E, bool kDecode>
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ AttentionArgs a) {

@@ -131,12 +131,14 @@ inline __device__ __noinline__ void copy_pairs(KvForm form, uint8_t* to) {
   wait_copies<0>();
 }
 
-// Rows [low, high) of a region into the tile (row stride D + 8), zeros elsewhere.
+// Rows [low, high) of a region into the tile (row stride D + 8), zeros elsewhere, times `by`; true when a value
+// of this thread is infinite.
 template <int D, int kThreads, KvForm F>
-__device__ __noinline__ void load_units(const uint8_t* data, int low, int high, const LevelBytes& levels,
-                                        const KvTables& tables, __half* tile) {
+__device__ __noinline__ bool load_units(const uint8_t* data, int low, int high, const LevelBytes& levels,
+                                        const KvTables& tables, __half by, __half* tile) {
   constexpr int kEach = kRegionRows * D / 8 / kThreads, kBatch = kEach < 8 ? kEach : 8;
   static_assert(kEach % kBatch == 0);
+  bool infinite = false;
 #pragma unroll 1
   for (int first = 0; first < kEach; first += kBatch) {
     RawUnit raw[kBatch];  // a batch of loads in flight at a time
@@ -149,11 +151,14 @@ __device__ __noinline__ void load_units(const uint8_t* data, int low, int high, 
     for (int i = 0; i < kBatch; ++i) {
       const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
                 column = unit % (D / 8);
+      raw[i].scale = __hmul(raw[i].scale, by);
       int4 v = expand_unit<F>(raw[i], levels, tables);
       if (row < low || row >= high) v = {0, 0, 0, 0};
+      infinite |= any_infinite(v);
       *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
     }
   }
+  return infinite;
 }
 
 // Two signs as f16, set: +1.
@@ -165,10 +170,11 @@ __device__ __forceinline__ uint32_t sign_pair(uint32_t unset, int at) {
 // qjl1_256: a row is sqrt(pi / 2) / 256 norm P (+-1), a product of the signs with the projection. A warp
 // takes eight dimensions of all rows at a time. Values are multiplied by `unit`.
 template <int D, int kThreads>
-__device__ __noinline__ void load_sketches(const uint8_t* data, int low, int high, const KvTables& tables,
+__device__ __noinline__ bool load_sketches(const uint8_t* data, int low, int high, const KvTables& tables,
                                            __half* tile, float unit = 1) {
   constexpr RegionPlanes kPlanes(KvForm::kQjl1_256, D);
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  bool infinite = false;
   for (int n = warp; n < D / 8; n += kThreads / 32) {
     const int block = n / 16;
     const uint16_t* p = tables.projection_half + (n % 16 * 8 + lane / 4) * formats::kSketch + lane % 4 * 2;
@@ -200,19 +206,23 @@ __device__ __noinline__ void load_sketches(const uint8_t* data, int low, int hig
         const bool valid = row >= low && row < high;
         const float norm = __uint_as_float(uint32_t(norms[row * (D / 128) + block]) << 16);
         const float scale = formats::kSketchScale * norm * unit;
-        *reinterpret_cast<__half2*>(tile + row * (D + 8) + n * 8 + lane % 4 * 2) =
+        const __half2 v =
             valid ? __floats2half2_rn(scale * c[m][2 * i], scale * c[m][2 * i + 1]) : __half2{0, 0};
+        infinite |= __hisinf(__low2half(v)) || __hisinf(__high2half(v));
+        *reinterpret_cast<__half2*>(tile + row * (D + 8) + n * 8 + lane % 4 * 2) = v;
       }
   }
+  return infinite;
 }
 
 template <int D, int kThreads>
-__device__ __noinline__ void load_other(KvForm form, const uint8_t* data, int low, int high,
-                                        const LevelBytes& levels, const KvTables& tables, __half* tile) {
+__device__ __noinline__ bool load_other(KvForm form, const uint8_t* data, int low, int high,
+                                        const LevelBytes& levels, const KvTables& tables, __half by,
+                                        __half* tile) {
   switch (form) {
 #define KVASIR_LOAD(name) \
   case KvForm::name:      \
-    return load_units<D, kThreads, KvForm::name>(data, low, high, levels, tables, tile)
+    return load_units<D, kThreads, KvForm::name>(data, low, high, levels, tables, by, tile)
     KVASIR_LOAD(kQ5_0);
     KVASIR_LOAD(kQ4_0);
     KVASIR_LOAD(kTbq3_0);
@@ -229,11 +239,12 @@ __device__ __noinline__ void load_other(KvForm form, const uint8_t* data, int lo
       KVASIR_LOAD(kTbq3Tcq);
 #undef KVASIR_LOAD
       case KvForm::kQjl1_256:
-        return load_sketches<D, kThreads>(data, low, high, tables, tile);
+        return load_sketches<D, kThreads>(data, low, high, tables, tile, __half2float(by));
       default:
-        return;
+        break;
     }
   }
+  return false;
 }
 
 // Code i of a row.
