@@ -138,10 +138,10 @@ void Device::measure_matmul() {
   const Memory scale = repeat(std::vector<uint8_t>(4 * n, 0), 4 * n),
                shares = repeat(std::vector<uint8_t>(4096, 0), cuda::gemm_share_bytes());
   cuda::GemmArgs args;
-  args.x = a.as<uint16_t>(), args.x_scale = scale.as<float>(), args.out = c.as<float>();
-  args.w = {cuda::WeightForm::kF16, n, n, b.as<uint8_t>()};
+  args.x = a.as<uint16_t>(), args.x_scale = scale.as<float>(), args.parts[0].out = c.as<float>();
+  args.parts[0].w = {cuda::WeightForm::kF16, n, n, b.as<uint8_t>()};
   args.shares = shares.as<uint8_t>();
-  args.n_rows = args.n_in = args.n_out = args.out_stride = n;
+  args.n_rows = args.n_in = args.parts[0].n_out = args.parts[0].out_stride = n;
   matmul_flops_ = flops / time(4, [&](const Launch& how, int) { cuda::gemm([&] { return how; }, args); });
   matmul_name_ = "own gemm, f16: cuBLAS could not be opened";
 }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <numeric>
 #include <utility>
 
 #include "backends/cuda/kernels/attention/attention.h"
@@ -324,36 +326,54 @@ void measure_stream(Device& device, DType type, int n_in, int n_out, bool pair) 
              });
 }
 
-void measure_gemm(Device& device, DType type, int n_in, int n_out, int n_rows) {
-  const std::string shape =
-      fmt::format("{} {} -> {}, {} rows", formats::require(type).name, n_in, n_out, n_rows);
+// Matrices of the same rows in one launch; `pair`: a gated pair.
+void measure_gemm(Device& device, DType type, int n_in, const std::vector<int>& outs, int n_rows,
+                  bool pair = false) {
+  const int n_out = std::accumulate(outs.begin(), outs.end(), 0), sides = pair ? 2 : 1;
+  const std::string shape = fmt::format("{} {} -> {}{}, {} rows", formats::require(type).name, n_in,
+                                        fmt::join(outs, " + "), pair ? ", gated pair" : "", n_rows);
   if (!device.wanted("gemm", shape)) return;
-  const Matrices matrices(type, n_in, n_out, 200 << 20);
+  std::deque<Matrices> matrices;
+  for (int n : outs) matrices.emplace_back(type, n_in, n, 200 << 20);
   const Memory x = repeat(float_normals(1 << 16, 1), size_t(n_in) * size_t(n_rows) * 4);
   const Memory half(size_t(n_in) * size_t(padded_gemm_rows(n_rows)) * 2, Place::kDevice,
                     "allocating benchmark data");
   const Memory scale(size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
   const Memory out(size_t(n_out) * size_t(n_rows) * 4, Place::kDevice, "allocating benchmark data");
   const Memory shares = repeat(std::vector<uint8_t>(4096), gemm_share_bytes());
-  const bool expand = gemm_expands(matrices.views[0], device.portable());
+  const bool expand = gemm_expands(matrices[0].views[0], device.portable());
   const Memory expanded(expand ? size_t(n_in) * size_t(n_out) * 2 : 16, Place::kDevice,
                         "allocating benchmark data");
   GemmArgs args;
-  args.x = half.as<uint16_t>(), args.x_scale = scale.as<float>(), args.out = out.as<float>();
+  args.x = half.as<uint16_t>(), args.x_scale = scale.as<float>();
   args.portable = device.portable();
   args.shares = shares.as<uint8_t>();
   args.expanded = expanded.as<uint16_t>(), args.expanded_values = expanded.size() / 2;
-  args.n_rows = n_rows, args.n_in = n_in, args.n_out = args.out_stride = n_out;
-  const double bytes = matrices.bytes + 2.0 * n_in * n_rows + 4.0 * n_out * n_rows;
+  args.n_rows = n_rows, args.n_in = n_in, args.n_parts = int(outs.size());
+  double bytes = 2.0 * n_in * n_rows + 4.0 * n_out * n_rows;
+  float* to = out.as<float>();
+  for (size_t i = 0; i < outs.size(); ++i) {
+    args.parts[i].out = to;
+    args.parts[i].n_out = args.parts[i].out_stride = outs[i];
+    args.parts[i].gelu = pair;
+    to += size_t(outs[i]) * size_t(n_rows);
+    bytes += matrices[i].bytes * sides;
+  }
+  size_t calls = 1;
+  for (const Matrices& m : matrices) calls = std::max(calls, m.views.size());
   bool made = false;
   device.row(
-      "gemm", shape, bytes, 2.0 * n_in * n_out * n_rows, int(matrices.views.size()),
+      "gemm", shape, bytes, 2.0 * sides * n_in * n_out * n_rows, int(std::min<size_t>(calls, 64)),
       [&](const Launch& how, int i) {
         if (!made)
           gemm_rows(how, x.as<float>(), n_in, n_rows, device.portable(), half.as<uint16_t>(),
                     scale.as<float>());
         made = true;
-        args.w = matrices.views[size_t(i) % matrices.views.size()];
+        for (size_t p = 0; p < outs.size(); ++p) {
+          const std::vector<MatrixView>& views = matrices[p].views;
+          args.parts[p].w = views[size_t(i) % views.size()];
+          if (pair) args.parts[p].w2 = views[size_t(i + 1) % views.size()];
+        }
         bool first = true;
         gemm([&] { return Launch{how.stream, std::exchange(first, false) ? how.overlap : true}; }, args);
       });
@@ -417,20 +437,25 @@ void run_cuda_kernels(const KernelOptions& options) {
   }
   // E2B: queries, output, gate or up, down, per-layer gate; 31B: queries, keys, output, gate or up, down.
   for (DType t : {f16, q8_0, q4_k}) {
-    measure_gemm(device, t, 1536, 2048, 512);
-    measure_gemm(device, t, 2048, 1536, 512);
-    measure_gemm(device, t, 1536, 6144, 512);
-    measure_gemm(device, t, 6144, 1536, 512);
-    measure_gemm(device, t, 1536, 256, 512);
-    measure_gemm(device, t, 5376, 8192, 512);
-    measure_gemm(device, t, 5376, 4096, 512);
-    measure_gemm(device, t, 8192, 5376, 512);
-    measure_gemm(device, t, 5376, 21504, 512);
-    measure_gemm(device, t, 21504, 5376, 512);
+    measure_gemm(device, t, 1536, {2048, 256, 256}, 512);
+    measure_gemm(device, t, 1536, {2048}, 512);
+    measure_gemm(device, t, 2048, {1536}, 512);
+    measure_gemm(device, t, 1536, {6144}, 512, true);
+    measure_gemm(device, t, 1536, {6144}, 512);
+    measure_gemm(device, t, 6144, {1536}, 512);
+    measure_gemm(device, t, 1536, {256}, 512);
+    measure_gemm(device, t, 256, {1536}, 512);
+    measure_gemm(device, t, 5376, {8192, 4096}, 512);
+    measure_gemm(device, t, 5376, {8192}, 512);
+    measure_gemm(device, t, 5376, {4096}, 512);
+    measure_gemm(device, t, 8192, {5376}, 512);
+    measure_gemm(device, t, 5376, {21504}, 512, true);
+    measure_gemm(device, t, 5376, {21504}, 512);
+    measure_gemm(device, t, 21504, {5376}, 512);
   }
-  for (DType t : {q6_k, q5_k}) measure_gemm(device, t, 21504, 5376, 512);
-  measure_gemm(device, q4_k, 5376, 21504, 64);
-  measure_gemm(device, f16, 8192, 8192, 8192);
+  for (DType t : {q6_k, q5_k}) measure_gemm(device, t, 21504, {5376}, 512);
+  measure_gemm(device, q4_k, 5376, {21504}, 64);
+  measure_gemm(device, f16, 8192, {8192}, 8192);
 }
 
 }  // namespace kvasir::bench

@@ -24,6 +24,7 @@ struct Shape {
   float key_gain = 1;        // of stored keys, where nothing is compared
   int tokens = 512;
   bool fused = false;  // heads and attention of a row as one launch
+  bool peaks = false;  // values that no f16 holds when they are decoded
 };
 std::string shape_name(const Shape& s) {
   return fmt::format("{}_{}_d{}_h{}k{}_w{}_{}{}", formats::require(s.k).name, formats::require(s.v).name,
@@ -50,6 +51,7 @@ class Bed {
     q_in_ = small_.input("q_raw", DType::f32, shape.n_head * d, shape.tokens, 1);
     k_ = small_.input("k", DType::f32, shape.n_kv * d, shape.tokens, 2, shape.key_gain);
     v_ = small_.input("v", DType::f32, shape.n_kv * d, shape.tokens, 3, 1.5f);
+    if (shape.peaks) add_peaks(*small_.tables.back());
     small_.graph.ropes.push_back({10000.0f, 1, d, {}});
     graph::Op rope;
     rope.kind = graph::OpKind::rope;
@@ -106,6 +108,14 @@ class Bed {
     executable_.reset();
     backend_->free(kv_.data[0]);
     if (kv_.exact[0]) backend_->free(kv_.exact[0]);
+  }
+
+  // 65504 in f16; 127 times q8_0's scale of it is 65532.
+  static void add_peaks(Table& table) {
+    for (size_t i = 0; i < table.values.size(); i += 97) {
+      table.values[i] = 65504 / 1.5f;
+      std::memcpy(table.bytes.data() + i * sizeof(float), &table.values[i], sizeof(float));
+    }
   }
 
   // Stores positions [begin, end) (token = position) and attends from them.
@@ -280,6 +290,28 @@ TEST_P(CudaAttention, PromptAndDecodeAgreeWithDouble) {
   compare(193, 203);  // few rows of one sequence
   compare(203, 450);
   compare(450, 451);
+}
+
+// Prompts that begin a page: pages are encoded with the heads, and made tiles there.
+TEST(CudaAttentionPages, EncodedWithTheHeads) {
+  KVASIR_NEEDS_CUDA();
+  using enum DType;
+  const auto compare = [](Bed& bed, const Shape& shape, int begin, int end) {
+    const std::vector<float> got = bed.step(begin, end);
+    const size_t width = size_t(shape.n_head) * size_t(shape.head_dim);
+    for (int p : {begin, begin + 63, begin + 64, begin + 100, end - 1})
+      EXPECT_LE(nmse(std::span(got).subspan(size_t(p - begin) * width, width), bed.expected(p)), 2e-6)
+          << shape_name(shape) << (shape.peaks ? " with peaks" : "") << " at " << p;
+  };
+  for (int d : {256, 512})
+    for (int window : {0, 100, 300})
+      for (DType type : {q8_0, q5_0, q4_0, tbq4_0, tbq4_h, tbq3_h, tbq3_ht, tbq3_tcq, q4_polar}) {
+        Shape shape{type, type == q4_0 ? tbq2_ht : type, d, 4, 2, window, true};
+        shape.peaks = type == q8_0;
+        Bed bed(shape);
+        compare(bed, shape, 0, 192);
+        compare(bed, shape, 192, 500);
+      }
 }
 
 TEST(CudaAttentionFewRows, WindowsOf1024) {

@@ -313,12 +313,14 @@ size_t CudaExecutable::add_heads(size_t at) {
   add_node(kv >= 0 ? "heads+kv" : "heads", heads.args.layer, touches, [this, set, &heads](const Rows& rows) {
     const int n = rows.of(set);
     if (n == 0 || (heads.attention != kNone && runs_near(rows, heads.attention_kv, heads.attention))) return;
-    const HeadArgs launched = head_args(heads);
+    HeadArgs launched = head_args(heads);
+    if (heads.stores && !rows.few()) place_tiles(heads, rows, launched);
     if (rows.few() && has_few_heads(launched)) return run_few_heads(next(), launched, step_view(), n);
-    const bool encodes = rows.own_pages && !rows.few();  // of few rows: encode_step()
-    run_heads(next(), launched, step_view(), n, encodes);
-    if (heads.stores && !rows.few() && needs_encode(launched.kv, encodes))
-      encode_pages(next(), launched, step_view(), n, encodes);
+    const bool pages = rows.own_pages && !rows.few(),
+               encoded = pages || launched.full > 0;  // few: encode_step()
+    run_heads(next(), launched, step_view(), n, pages);
+    if (heads.stores && !rows.few() && needs_encode(launched.kv, encoded))
+      encode_pages(next(), launched, step_view(), n, encoded);
   });
   return used;
 }
@@ -525,6 +527,10 @@ void CudaExecutable::add_attention(const Op& op) {
     heads = &heads_[it->second];
     for (const HeadsNode::Made& m : heads->made) touches.push_back(m.in);
   }
+  // The queries are made by the node before, or in one more after it: nothing else uses the tiles in between.
+  if (!args.output_rows)
+    for (HeadsNode& made : heads_)
+      if (made.stores && made.args.layer == op.layer && made.args.kv.pages == args.kv.pages) made.kv = op.kv;
   heads_of_.clear();
   add_node("attention", op.layer, touches, [=, this](const Rows& rows) mutable {
     const int n = rows.of(set_of(out));
@@ -547,7 +553,8 @@ void CudaExecutable::add_attention(const Op& op) {
     args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, kernel);
     args.partial = partial_.as<float>();
     args.partial_sums = partial_sums_.as<float>();
-    if (kernel == AttentionKernel::kPrompt && needs_page_tiles(args.kv)) return attend_by_sequence(args, n);
+    if (kernel == AttentionKernel::kPrompt && needs_page_tiles(args.kv))
+      return attend_by_sequence(args, kv, n);
     attend(next(), args, step_view(), kernel, [this] { return next(); });
   });
 }

@@ -65,6 +65,9 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
   rows.out = 0;
   rows.own_pages = rows.all_near = true;
   rows.fills = false;
+  rows.full = 0;
+  const graph::Row& front = step.rows[0];
+  bool follow = rows.all >= graph::kPageTokens && front.pos % graph::kPageTokens == 0;
   rows.shifted =
       std::ranges::any_of(step.sequences, [](const graph::SequenceView& s) { return s.shift != 0; });
   std::vector<bool> seen(step.sequences.size(), false);
@@ -74,9 +77,11 @@ void CudaExecutable::write_params(const graph::StepParams& step, Rows& rows) {
     if (seen[size_t(row.seq)]) rows.own_pages = false;
     seen[size_t(row.seq)] = true;
     if (row.pos >= kNearKeys) rows.all_near = false;
+    follow = follow && row.seq == front.seq && row.pos == front.pos + i;
     if (row.pos % graph::kPageTokens == graph::kPageTokens - 1)
       rows.fills = open_kv_[0].n + open_kv_[1].n > 0;
   }
+  if (follow) rows.full = (front.pos + rows.all) / graph::kPageTokens * graph::kPageTokens;
   slot().rows.assign(step.rows.begin(), step.rows.end());
 }
 
@@ -147,6 +152,7 @@ void CudaExecutable::enqueue(const Rows& rows) {
   upload_params();
   may_overlap_ = false;
   half_of_ = kNone;
+  tiles_kv_ = -1;
   for (const Node& node : nodes_) node.run(rows);
   encode_step(rows);
   if (logits_op_ && rows.out > 0 && rows.out <= kMaxMatvecRows) run_logits(0, rows.out);
@@ -160,6 +166,7 @@ void CudaExecutable::enqueue(const Rows& rows) {
 void CudaExecutable::enqueue_traced(const Rows& rows) {
   upload_params();
   half_of_ = kNone;
+  tiles_kv_ = -1;
   std::vector<cudaEvent_t> events(nodes_.size() + 2);
   for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "creating an event");
   for (size_t i = 0; i <= nodes_.size(); ++i) {
@@ -220,8 +227,8 @@ void CudaExecutable::start(const graph::StepParams& step) {
     enqueue(rows_);
   } else {
     // The first step of a kind runs as it is (kernels are loaded then), the second is captured.
-    const StepKind kind{slot_, rows_.all, rows_.out, rows_.own_pages, rows_.shifted,
-                        rows_.all_near, rows_.fills, int(choice_.n_best)};
+    const StepKind kind{slot_,         rows_.all,      rows_.out,   rows_.own_pages,
+                        rows_.shifted, rows_.all_near, rows_.fills, int(choice_.n_best)};
     const auto it = graphs_.find(kind);
     if (it == graphs_.end()) {
       enqueue(rows_);
@@ -241,6 +248,13 @@ void CudaExecutable::run(const graph::StepParams& step) {
   choice_ = {};
   start(step);
   check(cudaStreamSynchronize(stream_), "running a step");
+  if (slot().outcome.as<int32_t>()[0] == kWideTiles) {  // once more: the same rows, other tiles
+    wide_tiles_ = true;
+    start(step);
+    wide_tiles_ = false;
+    --counters_.steps;
+    check(cudaStreamSynchronize(stream_), "running a step");
+  }
   if (rows_.out > 0 && rows_.out <= kMaxMatvecRows) logits_first_ = 0, logits_n_ = rows_.out;
   logits_read_.assign(size_t(std::max(rows_.out, 1)), false);
   check_outcome(slot());
@@ -279,8 +293,7 @@ void CudaExecutable::set_choice(const graph::Choice& choice) {
   const auto same = [](const graph::Choice& a, const graph::Choice& b) {
     return a.temperature == b.temperature && a.top_p == b.top_p && a.min_p == b.min_p;
   };
-  if (!same(next, drawn_by_))
-    forget_graphs([](const StepKind& kind) { return kind.candidates > 1; });
+  if (!same(next, drawn_by_)) forget_graphs([](const StepKind& kind) { return kind.candidates > 1; });
   choice_ = drawn_by_ = next;
 }
 
@@ -317,13 +330,12 @@ void CudaExecutable::to_half(ValueId v, int n_rows) {
 }
 
 // Of rows that half_ holds.
-GemmArgs CudaExecutable::gemm_args(const MatrixView& w, int n_rows) const {
+GemmArgs CudaExecutable::gemm_args(int n_in, int n_rows) const {
   GemmArgs args;
   args.x = half_.as<uint16_t>();
   args.x_scale = half_scale_.as<float>();
-  args.w = w;
   args.n_rows = n_rows;
-  args.n_in = w.n_in;
+  args.n_in = n_in;
   args.portable = decisions_.portable_kernels;
   args.expanded = expanded_.as<uint16_t>();
   args.expanded_values = expanded_.size() / 2;
@@ -331,37 +343,62 @@ GemmArgs CudaExecutable::gemm_args(const MatrixView& w, int n_rows) const {
   return args;
 }
 
-void CudaExecutable::run_gemm(const Part& part, int n_rows) {
-  to_half(part.in, n_rows);
-  const int n_out = width(part.out);
-  const auto product = [&](graph::WeightId id, const float* mul, int mul_stride, const float* residual,
-                           bool gelu) {
-    GemmArgs args = gemm_args(weights_.matrices[size_t(id)], n_rows);
-    args.first = part.first_row;
-    args.out = data(part.out);
-    args.mul = mul;
-    args.residual = residual;
-    args.n_out = args.out_stride = n_out;
-    args.mul_stride = mul_stride;
-    args.gelu = gelu;
-    gemm([this] { return next(); }, args);
-  };
-  if (part.w2 != kNone) {
-    product(part.w, nullptr, 0, nullptr, true);
-    product(part.w2, data(part.out), n_out, nullptr, false);
-  } else {
-    product(part.w, part.mul == kNone ? nullptr : data(part.mul) + part.mul_offset,
-            part.mul == kNone ? 0 : width(part.mul), data(part.residual), part.gelu);
+void CudaExecutable::run_gemm(const std::vector<Part>& parts, int n_rows) {
+  to_half(parts[0].in, n_rows);
+  GemmArgs args = gemm_args(width(parts[0].in), n_rows);
+  args.n_parts = int(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& from = parts[i];
+    GemmPart& to = args.parts[i];
+    to.w = weights_.matrices[size_t(from.w)];
+    if (from.w2 != kNone) to.w2 = weights_.matrices[size_t(from.w2)];
+    to.first = from.first_row;
+    to.out = data(from.out);
+    if (from.mul != kNone) to.mul = data(from.mul) + from.mul_offset, to.mul_stride = width(from.mul);
+    to.residual = data(from.residual);
+    to.n_out = to.out_stride = width(from.out);
+    to.gelu = from.gelu;
   }
+  gemm([this] { return next(); }, args);
+}
+
+// What rows at positions oldest .. newest of a sequence see.
+PageTiles CudaExecutable::tiles_of(const KvView& kv, int seq, int oldest, int newest) const {
+  const SequenceInfo* sequences =
+      reinterpret_cast<const SequenceInfo*>(slot().params_host.as<std::byte>() + 16);
+  const int first =
+      std::max(sequences[seq].first_pos[kv.window > 0], kv.window > 0 ? oldest - kv.window + 1 : 0);
+  PageTiles tiles;
+  tiles.tiles = page_tiles_.as<uint8_t>();
+  tiles.units = page_units_.as<float>();
+  tiles.capacity = int(int64_t(page_tiles_.size()) / (page_tile_bytes(kv.head_dim) * kv.n_kv * 2));
+  tiles.sequence = seq;
+  tiles.first = first / graph::kPageTokens;
+  tiles.end = newest / graph::kPageTokens + 1;
+  tiles.oldest = first;
+  tiles.newest = newest;
+  return tiles;
+}
+
+// Rows that fill pages are encoded with their heads, and their tiles made for the attention that follows.
+void CudaExecutable::place_tiles(const HeadsNode& heads, const Rows& rows, HeadArgs& args) {
+  args.full = rows.full;
+  if (rows.full == 0 || heads.kv < 0 || wide_tiles_ || !makes_tiles(args.kv)) return;
+  if (choose_attention(args.kv, rows.all, decisions_.flash == backends::FlashAttention::kOn,
+                       decisions_.portable_kernels) != AttentionKernel::kPrompt)
+    return;
+  const graph::Row &first = slot().rows.front(), &last = slot().rows.back();
+  const PageTiles tiles = tiles_of(args.kv, first.seq, first.pos, last.pos);
+  if (tiles.end - tiles.first > tiles.capacity) return;
+  args.tiles = tiles;
+  tiles_kv_ = heads.kv;
 }
 
 // Rows of each sequence by themselves, for whom its pages are expanded; a few rows that follow each other
 // read pages as they are.
-void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int n_rows) {
+void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int kv, int n_rows) {
   const int32_t* out_rows =
       reinterpret_cast<const int32_t*>(slot().params_host.as<std::byte>() + out_rows_at());
-  const SequenceInfo* sequences =
-      reinterpret_cast<const SequenceInfo*>(slot().params_host.as<std::byte>() + 16);
   const auto row = [&](int r) { return slot().rows[size_t(args.output_rows ? out_rows[r] : r)]; };
   const auto end_of = [&](int begin) {
     int end = begin + 1;
@@ -387,17 +424,9 @@ void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int n_rows) {
       int oldest = row(begin).pos, newest = oldest;
       for (int r = begin; r < end; ++r)
         oldest = std::min(oldest, row(r).pos), newest = std::max(newest, row(r).pos);
-      const int first = std::max(sequences[seq].first_pos[args.kv.window > 0],
-                                 args.kv.window > 0 ? oldest - args.kv.window + 1 : 0);
-      const int64_t page = page_tile_bytes(args.kv.head_dim) * args.kv.n_kv * 2;
-      part.expanded = {page_tiles_.as<uint8_t>(),
-                       page_units_.as<float>(),
-                       int(int64_t(page_tiles_.size()) / page),
-                       seq,
-                       first / graph::kPageTokens,
-                       newest / graph::kPageTokens + 1,
-                       first,
-                       newest};
+      part.expanded = tiles_of(args.kv, seq, oldest, newest);
+      if (tiles_kv_ == kv) part.expanded.made = slot().rows[0].pos / graph::kPageTokens;
+      tiles_kv_ = -1;
     }
     attend(next(), part, step, kernel, [this] { return next(); });
   }
@@ -428,10 +457,7 @@ MatvecArgs CudaExecutable::product(const std::vector<Part>& parts, const Rows& r
 void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows, size_t node) {
   const int n = rows.of(set_of(parts[0].in));
   if (n == 0) return;
-  if (n > kMaxMatvecRows) {
-    for (const Part& part : parts) run_gemm(part, n);
-    return;
-  }
+  if (n > kMaxMatvecRows) return run_gemm(parts, n);
   const MatvecArgs args = product(parts, rows);
   if (n == 1 && streams(args))
     run_stream(parts, args, node);
@@ -488,10 +514,12 @@ void CudaExecutable::run_logits(int first, int n) {
   half_of_ = kNone;
   gemm_rows(next(), data(in) + int64_t(first) * width(in), width(in), n, decisions_.portable_kernels,
             half_.as<uint16_t>(), half_scale_.as<float>());
-  GemmArgs args = gemm_args(w, n);
-  args.out = logits_.as<float>();
-  args.n_out = args.out_stride = graph_.n_vocab;
-  args.softcap = logits_op_->softcap;
+  GemmArgs args = gemm_args(w.n_in, n);
+  GemmPart& part = args.parts[0];
+  part.w = w;
+  part.out = logits_.as<float>();
+  part.n_out = part.out_stride = graph_.n_vocab;
+  part.softcap = logits_op_->softcap;
   gemm([this] { return next(); }, args);
 }
 

@@ -54,6 +54,7 @@ class CudaExecutable final : public backends::Executable {
     bool few() const { return all <= kMaxMatvecRows && own_pages; }
     bool shifted = false;   // a sequence has keys that were turned at pos + shift
     bool fills = false;     // one of them is the last of a page that is encoded
+    int full = 0;           // of a prompt that begins a page: rows before that position fill pages
     bool all_near = false;  // no row sees more than kNearKeys keys in any layer
     int of(graph::RowSet set) const { return set == graph::RowSet::kAll ? all : out; }
   };
@@ -92,6 +93,7 @@ class CudaExecutable final : public backends::Executable {
     bool stores = false;                      // into args.kv
     graph::ValueId attention = graph::kNone;  // what that node leaves
     int attention_kv = -1;
+    int kv = -1;  // of the attention after it that has all rows and reads what it stores
   };
   // One matrix (or a gated pair) of a matmul node.
   struct Part {
@@ -160,9 +162,11 @@ class CudaExecutable final : public backends::Executable {
   NormArgs norm_args(const NormNode& norm, const Rows& rows) const;
   HeadArgs head_args(const HeadsNode& heads) const;
   bool runs_near(const Rows& rows, int kv, graph::ValueId out) const;
-  GemmArgs gemm_args(const MatrixView& w, int n_rows) const;
-  void run_gemm(const Part& part, int n_rows);
-  void attend_by_sequence(const AttentionArgs& args, int n_rows);
+  GemmArgs gemm_args(int n_in, int n_rows) const;
+  void run_gemm(const std::vector<Part>& parts, int n_rows);
+  void attend_by_sequence(const AttentionArgs& args, int kv, int n_rows);
+  PageTiles tiles_of(const KvView& kv, int seq, int oldest, int newest) const;
+  void place_tiles(const HeadsNode& heads, const Rows& rows, HeadArgs& args);
   void to_half(graph::ValueId v, int n_rows);
   bool streams(const MatvecArgs& product) const {
     return !decisions_.portable_kernels && can_stream(product);
@@ -198,6 +202,8 @@ class CudaExecutable final : public backends::Executable {
   std::vector<Memory> memory_;
   Memory half_, half_scale_, expanded_, shares_, partial_, partial_sums_;
   Memory page_tiles_, page_units_;  // encoded pages as a prompt's attention reads them, a layer at a time
+  int tiles_kv_ = -1;               // whose the heads before an attention have left there
+  bool wide_tiles_ = false;  // a value of this step needs tiles in other units: expand_pages() makes them
   graph::ValueId half_of_ = graph::kNone;  // whose rows half_ holds while a step is enqueued
   const graph::Op* logits_op_ = nullptr;
 

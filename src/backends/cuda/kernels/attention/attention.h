@@ -16,19 +16,6 @@
 
 namespace kvasir::cuda {
 
-// Pages that the rows of a prompt see, as the f16 tiles its kernel multiplies: [page][KV head][side], a tile
-// in units of a power of two (1 unless f16 cannot hold it). Encoded sides always, f16 ones if `plain`. Longer
-// ranges are taken in turns.
-struct PageTiles {
-  uint8_t* tiles = nullptr;
-  float* units = nullptr;
-  int capacity = 0;                      // pages
-  int sequence = 0, first = 0, end = 0;  // whose pages, and which
-  int oldest = 0, newest = 0;            // positions seen
-  bool plain = false;
-};
-constexpr int64_t page_tile_bytes(int head_dim) { return int64_t(graph::kPageTokens) * head_dim * 2; }
-
 struct AttentionArgs {
   KvView kv;
   const float* q = nullptr;          // [n_rows][n_head * head_dim], in the basis of the keys

@@ -18,9 +18,10 @@ struct Shared {
   __half x[kStages][BM][kStride], w[kStages][BN][kStride];
 };
 
-__device__ __forceinline__ void store(const GemmArgs& a, int r, int c, float y0, float y1) {
-  if (r >= a.n_rows || c >= a.n_out) return;
-  float y[2] = {y0 * a.x_scale[r], y1 * a.x_scale[r]};
+__device__ __forceinline__ void store(const GemmArgs& args, int r, int c, float y0, float y1) {
+  const GemmPart& a = args.parts[0];
+  if (r >= args.n_rows || c >= a.n_out) return;
+  float y[2] = {y0 * args.x_scale[r], y1 * args.x_scale[r]};
   const int64_t at = int64_t(r) * a.out_stride + c;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -35,7 +36,8 @@ __device__ __forceinline__ void store(const GemmArgs& a, int r, int c, float y0,
 // 8 warps as 2 x 4; a warp makes BM / 2 rows by BN / 4 columns.
 template <int BM, int BN>
 __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ GemmArgs a) {
-  const uint16_t* weights = reinterpret_cast<const uint16_t*>(a.w.codes) + int64_t(a.first) * a.n_in;
+  const GemmPart& part = a.parts[0];
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(part.w.codes) + int64_t(part.first) * a.n_in;
   constexpr int kRowTiles = BM / 2 / 16, kColumnTiles = BN / 4 / 8;
   extern __shared__ __align__(16) uint8_t memory[];
   Shared<BM, BN>& shared = *reinterpret_cast<Shared<BM, BN>*>(memory);
@@ -54,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ 
       }
       for (int i = t; i < BN * 4; i += kThreads) {
         const int r = i / 4, c = i % 4 * 8;
-        const bool valid = column0 + r < a.n_out;
+        const bool valid = column0 + r < part.n_out;
         copy_async(&shared.w[stage][r][c], weights + int64_t(valid ? column0 + r : 0) * a.n_in + k + c,
                    valid);
       }
@@ -100,14 +102,14 @@ __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ 
 template <int BM, int BN>
 void run(const Launch& how, const GemmArgs& args) {
   constexpr size_t kBytes = sizeof(Shared<BM, BN>);
-  launch(how, dim3(unsigned((args.n_rows + BM - 1) / BM), unsigned((args.n_out + BN - 1) / BN)),
+  launch(how, dim3(unsigned((args.n_rows + BM - 1) / BM), unsigned((args.parts[0].n_out + BN - 1) / BN)),
          dim3(kThreads), kBytes, gemm_kernel<BM, BN>, args);
 }
 
 // Weights in f16, rows as they are.
 void gemm_portable(const Launch& how, const GemmArgs& args) {
   const auto blocks = [&](int bm, int bn) {
-    return ((args.n_rows + bm - 1) / bm) * ((args.n_out + bn - 1) / bn);
+    return ((args.n_rows + bm - 1) / bm) * ((args.parts[0].n_out + bn - 1) / bn);
   };
   if (blocks(128, 128) >= 132)
     run<128, 128>(how, args);
@@ -117,6 +119,28 @@ void gemm_portable(const Launch& how, const GemmArgs& args) {
     run<64, 64>(how, args);
 }
 
+// One matrix that is read as it is, or in slices that are expanded first.
+void one_matrix(const std::function<Launch()>& next, const GemmArgs& args) {
+  const auto multiply = [&](const GemmArgs& a) {
+    gemm_by_groups(a.n_in, a.portable) ? gemm_groups(next(), a) : gemm_portable(next(), a);
+  };
+  const GemmPart& whole = args.parts[0];
+  if (!gemm_expands(whole.w, args.portable)) return multiply(args);
+  const int slice = std::max(128, int(args.expanded_values / size_t(args.n_in)) / 128 * 128);
+  for (int c = 0; c < whole.n_out; c += slice) {
+    GemmArgs some = args;
+    GemmPart& part = some.parts[0];
+    part.n_out = std::min(slice, whole.n_out - c);
+    expand_half(next(), whole.w, whole.first + c, part.n_out, args.expanded);
+    part.w = {WeightForm::kF16, args.n_in, part.n_out, reinterpret_cast<const uint8_t*>(args.expanded)};
+    part.first = 0;
+    part.out += c;
+    if (part.mul) part.mul += c;
+    if (part.residual) part.residual += c;
+    multiply(some);
+  }
+}
+
 }  // namespace
 
 bool gemm_expands(const MatrixView& w, bool portable) {
@@ -124,22 +148,23 @@ bool gemm_expands(const MatrixView& w, bool portable) {
 }
 
 void gemm(const std::function<Launch()>& next, const GemmArgs& args) {
-  const bool groups = gemm_by_groups(args.n_in, args.portable);
-  const auto multiply = [&](const GemmArgs& a) {
-    groups ? gemm_groups(next(), a) : gemm_portable(next(), a);
-  };
-  if (!gemm_expands(args.w, args.portable)) return multiply(args);
-  const int slice = std::max(128, int(args.expanded_values / size_t(args.n_in)) / 128 * 128);
-  for (int c = 0; c < args.n_out; c += slice) {
-    GemmArgs part = args;
-    part.n_out = std::min(slice, args.n_out - c);
-    expand_half(next(), args.w, args.first + c, part.n_out, args.expanded);
-    part.w = {WeightForm::kF16, args.n_in, part.n_out, reinterpret_cast<const uint8_t*>(args.expanded)};
-    part.first = 0;
-    part.out += c;
-    if (part.mul) part.mul += c;
-    if (part.residual) part.residual += c;
-    multiply(part);
+  bool at_once = gemm_by_groups(args.n_in, args.portable);
+  for (int i = 0; i < args.n_parts; ++i) at_once = at_once && !gemm_expands(args.parts[i].w, args.portable);
+  if (at_once) return gemm_groups(next(), args);
+  for (int i = 0; i < args.n_parts; ++i) {
+    GemmArgs one = args;
+    GemmPart& part = one.parts[0];
+    part = args.parts[i];
+    one.n_parts = 1;
+    if (part.w2.form != WeightForm::kNone) {  // the gate, then the other matrix times it
+      part.w2 = {};
+      one_matrix(next, one);
+      part.w = args.parts[i].w2;
+      part.mul = part.out;
+      part.mul_stride = part.out_stride;
+      part.gelu = false;
+    }
+    one_matrix(next, one);
   }
 }
 

@@ -7,21 +7,33 @@
 
 namespace kvasir::cuda {
 
-struct GemmArgs {
-  const uint16_t* x = nullptr;     // as gemm_rows() leaves them
-  const float* x_scale = nullptr;  // [n_rows]
-  MatrixView w;
-  int first = 0;                    // rows first, .. of w
+// One matrix of a product, or a gated pair.
+struct GemmPart {
+  MatrixView w, w2;                 // with w2: y = act(scale[row] * w . x) * (scale[row] * w2 . x)
+  int first = 0;                    // rows first, .. of them
   float* out = nullptr;             // [n_rows][out_stride]
   const float* mul = nullptr;       // [n_rows][mul_stride], or null
   const float* residual = nullptr;  // [n_rows][out_stride], or null
-  int n_rows = 0, n_in = 0, n_out = 0, out_stride = 0, mul_stride = 0;
+  int n_out = 0, out_stride = 0, mul_stride = 0;
   bool gelu = false;
   float softcap = 0;
+};
+// How the product by warp groups is shared out, 0: as its costs say. rows: of a tile (64, 128, 256); steps:
+// of the depth of tiles, end to end, that each cluster of blocks takes.
+struct GemmPlan {
+  int rows = 0, steps = 0;
+};
+struct GemmArgs {
+  const uint16_t* x = nullptr;     // as gemm_rows() leaves them
+  const float* x_scale = nullptr;  // [n_rows]
+  GemmPart parts[3];               // of the same rows
+  int n_parts = 1;
+  int n_rows = 0, n_in = 0;
   bool portable = false;         // none of what only sm_90 has
   uint16_t* expanded = nullptr;  // f16 weights of types that the kernel does not read as they are
   size_t expanded_values = 0;
   uint8_t* shares = nullptr;  // gemm_share_bytes(), zeros before the first call
+  GemmPlan plan;
 };
 // By warp groups (sm_90a), or the portable way.
 bool gemm_by_groups(int n_in, bool portable);

@@ -3,12 +3,14 @@
 // brings half of those rows for both. Weights become left operands on their way to the registers, so codes
 // travel as they are.
 //
-// Clusters share the work out evenly: the depth of all tiles, end to end, is cut into as many parts as there
-// are clusters. A tile that is cut is finished by the cluster that has its end; that one adds what the others
-// left, in order. Each cluster begins with what others wait for, and waits for earlier ones only.
+// The depth of all tiles, end to end, is cut into equal parts, one for each cluster: whole tiles, equal parts
+// of one, or whatever is even (plan_of). A tile that is cut is finished by the cluster that has its end; that
+// one adds what the others left, in order. Each cluster begins with what others wait for, and waits for
+// earlier ones only.
 #include <algorithm>
 
 #include "backends/cuda/kernels/attention/wgmma.cuh"
+#include "backends/cuda/kernels/cluster.cuh"
 #include "backends/cuda/kernels/gemm/groups.h"
 #include "backends/cuda/kernels/gemm/operands.cuh"
 
@@ -16,7 +18,6 @@ namespace kvasir::cuda {
 namespace {
 
 constexpr int kThreads = 384, kGroup = 128, kRanks = 2;
-constexpr int kLeastSteps = 10;             // of a cluster's part: adding what others left takes as long
 constexpr int64_t kShareBytes = 128 << 10;  // a block's sums
 constexpr int64_t kFlagBytes = 4096;
 constexpr int kStagingStride = 64 + 4, kStagingBytes = 32 * kStagingStride * 4;  // of a warp group
@@ -29,24 +30,35 @@ struct Shape {
                        kBytes = 1024 + kSlots * (kSlotBytes + 16) + 2 * kStagingBytes;
 };
 
-// What all warp groups walk through in the same order.
+struct GroupsArgs {
+  const uint16_t* x;
+  const float* x_scale;
+  uint8_t* shares;
+  int n_rows, n_in, row_tiles, steps;  // steps: of a tile
+  int each, total;                     // steps of a cluster, of all tiles
+  int n_parts, first_tile[3];          // along the outputs
+  bool wide[3];                        // four outputs at a time lie at multiples of 16 bytes
+  GemmPart parts[3];
+};
+__host__ __device__ constexpr bool paired(const GemmPart& part) { return part.w2.form != WeightForm::kNone; }
+
+// Steps [begin, end) of a tile's depth, and which outputs of which rows it makes: of a gated pair, 64 outputs
+// of both matrices.
 struct Work {
-  int steps, row_tiles, cluster, n_clusters;
-  int64_t total;
-  __device__ __forceinline__ int64_t begin_of(int c) const { return total * c / n_clusters; }
+  int tile, begin, end, part, out0, row0;
 };
-// Steps [begin, end) of a tile's depth.
-struct Part {
-  int tile, begin, end;
-};
-template <typename Do>
-__device__ __forceinline__ void for_parts(const Work& work, const Do& each) {
-  const int64_t first = work.begin_of(work.cluster);
+template <int N, typename Do>
+__device__ __forceinline__ void for_work(const GroupsArgs& a, int cluster, int rank, const Do& each) {
+  const int first = cluster * a.each;
 #pragma unroll 1
-  for (int64_t end = work.begin_of(work.cluster + 1); end > first;) {
-    const int tile = int((end - 1) / work.steps);
-    const int64_t zero = int64_t(tile) * work.steps, begin = max(first, zero);
-    each(Part{tile, int(begin - zero), int(end - zero)});
+  for (int end = min(a.total, first + a.each); end > first;) {
+    const int tile = (end - 1) / a.steps, zero = tile * a.steps, begin = max(first, zero);
+    const int column = tile / a.row_tiles;
+    int part = 0;
+    while (part + 1 < a.n_parts && column >= a.first_tile[part + 1]) ++part;
+    const int outs = paired(a.parts[part]) ? kTileRows / 2 : kTileRows;
+    each(Work{tile, begin - zero, end - zero, part, ((column - a.first_tile[part]) * kRanks + rank) * outs,
+              (tile - column * a.row_tiles) * N});
     end = begin;
   }
 }
@@ -62,6 +74,14 @@ struct Turn {
 
 __device__ __forceinline__ void store_float(uint32_t at, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
+__device__ __forceinline__ float4 load_floats(uint32_t at) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
 }
 __device__ __forceinline__ float load_float(uint32_t at) {
   float v;
@@ -97,37 +117,46 @@ __device__ __forceinline__ void bring_scales(const MatrixView& w, int64_t row, b
 }
 
 template <WeightForm F, int N>
-__device__ __forceinline__ void bring(const GemmArgs& a, const Work& work, int rank, uint32_t slots,
+__device__ __forceinline__ void bring(const GroupsArgs& a, int cluster, int rank, uint32_t slots,
                                       uint32_t full, uint32_t empty) {
   using S = Shape<F, N>;
-  constexpr int kChunks = stage_bytes(F).codes / 16, kShare = N / kRanks;
+  constexpr int kChunks = stage_bytes(F).codes / 16, kShare = N / kRanks, kRows = kGroup / kChunks;
+  static_assert(kRows <= kTileRows / 2);
   const int thread = int(threadIdx.x) % kGroup, padded = padded_gemm_rows(a.n_rows);
   const int64_t row_bytes = int64_t(a.n_in) * stage_bytes(F).codes / kDepth;
   Turn<S::kSlots> turn;
-  for_parts(work, [&](const Part& part) {
-    const int out0 = (part.tile / work.row_tiles * kRanks + rank) * kTileRows,
-              row0 = part.tile % work.row_tiles * N;
-    const int row = thread / kChunks, chunk = thread % kChunks;
-    const uint8_t* codes = a.w.codes + (int64_t(a.first) + out0 + row) * row_bytes + chunk * 16;
+  for_work<N>(a, cluster, rank, [&](const Work& work) {
+    const GemmPart& part = a.parts[work.part];
+    const int row = thread / kChunks, chunk = thread % kChunks, left_out = part.n_out - work.out0;
+    // Rows from 64 on are of the other matrix in a pair.
+    const bool pair = paired(part), second = pair && thread >= kTileRows / 2;
+    const MatrixView& mine = second ? part.w2 : part.w;
+    const int64_t first = part.first + work.out0;
+    const int scale_row = second ? thread - kTileRows / 2 : thread;
+    const uint8_t* low = part.w.codes + (first + row) * row_bytes + chunk * 16;
+    const uint8_t* high =
+        pair ? part.w2.codes + (first + row) * row_bytes + chunk * 16 : low + kTileRows / 2 * row_bytes;
+    const int high_left = pair ? left_out : left_out - kTileRows / 2;
 #pragma unroll 1
-    for (int step = part.begin; step < part.end; ++step, turn.next()) {
+    for (int step = work.begin; step < work.end; ++step, turn.next()) {
       const uint32_t slot = slots + turn.slot * S::kSlotBytes, left = slot + S::kRight,
                      ready = full + turn.slot * 8;
       wait_barrier(empty + turn.slot * 8, turn.parity ^ 1);
       if (thread == 0) {
         arrive_expecting(ready, S::kRight);
         copy_bulk_to(slot + rank * kShare * 128,
-                     a.x + (int64_t(step) * padded + row0 + rank * kShare) * kDepth, kShare * 128, ready,
+                     a.x + (int64_t(step) * padded + work.row0 + rank * kShare) * kDepth, kShare * 128, ready,
                      (1 << kRanks) - 1);
       }
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        const int r = i * (kGroup / kChunks) + row;
+        const int r = i * kRows + row, half = i * kRows / (kTileRows / 2),
+                  within = r - half * (kTileRows / 2);
         copy_piece<16>(left + chunk_place<F>(r, chunk),
-                       codes + i * (kGroup / kChunks) * row_bytes + step * (kChunks * 16),
-                       out0 + r < a.n_out);
+                       (half ? high : low) + (within - row) * row_bytes + step * (kChunks * 16),
+                       within < (half ? high_left : left_out));
       }
-      bring_scales<F>(a.w, int64_t(a.first) + out0 + thread, out0 + thread < a.n_out, thread, step, left);
+      bring_scales<F>(mine, first + scale_row, scale_row < left_out, thread, step, left);
       arrive_after_copies(ready);
     }
   });
@@ -137,26 +166,22 @@ __device__ __forceinline__ void bring(const GemmArgs& a, const Work& work, int r
 template <WeightForm F, int N>
 struct Consumer {
   using S = Shape<F, N>;
-  const GemmArgs& a;
-  const Work& work;
-  int rank, group, thread;
+  const GroupsArgs& a;
+  int cluster, rank, group, thread;
   uint32_t slots, full, empty, staging;
 
-  __device__ __forceinline__ void meet_group() const {
-    asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
-  }
   __device__ __forceinline__ int row() const { return group * 64 + thread / 32 * 16 + thread % 32 / 4; }
   __device__ __forceinline__ void release(const Turn<S::kSlots>& turn) const {
     __syncwarp();
     if (thread % 32 < kRanks) arrive_at(empty + turn.slot * 8, thread % 32);
   }
 
-  __device__ __forceinline__ void multiply_part(const Part& part, Turn<S::kSlots>& turn,
-                                                float (&c)[N / 2]) const {
-    const int out = (part.tile / work.row_tiles * kRanks + rank) * kTileRows + row();
-    const int blocks = a.n_in / 256, block[2] = {(a.first + out) * blocks, (a.first + out + 8) * blocks};
+  __device__ __forceinline__ void multiply(const Work& work, Turn<S::kSlots>& turn, float (&c)[N / 2]) const {
+    const GemmPart& part = a.parts[work.part];
+    const int out = part.first + work.out0 + (paired(part) ? row() % (kTileRows / 2) : row());
+    const int blocks = a.n_in / 256, block[2] = {out * blocks, (out + 8) * blocks};
     Turn<S::kSlots> before = turn;
-    int step = part.begin;
+    int step = work.begin;
     const auto multiply_stage = [&](Operands& left) {
       const uint32_t slot = slots + turn.slot * S::kSlotBytes;
       wait_barrier(full + turn.slot * 8, turn.parity);
@@ -167,49 +192,46 @@ struct Consumer {
       for (int k = 0; k < kDepth / 16; ++k) product_of_rows(c, left[k], right + k * 2);
       commit_products();
       wait_products<1>();
-      if (step > part.begin) release(before);
+      if (step > work.begin) release(before);
       before = turn;
       turn.next();
       ++step;
     };
     Operands even, odd;
 #pragma unroll 1
-    while (step + 1 < part.end) {
+    while (step + 1 < work.end) {
       multiply_stage(even);
       multiply_stage(odd);
     }
-    if (step < part.end) multiply_stage(even);
+    if (step < work.end) multiply_stage(even);
     wait_products<0>();
     hold_sums(c);
     release(before);
   }
 
-  __device__ __forceinline__ float* share_of(int cluster) const {
-    return reinterpret_cast<float*>(a.shares + kFlagBytes +
-                                    (int64_t(cluster) * kRanks + rank) * kShareBytes) +
+  __device__ __forceinline__ float* share_of(int of) const {
+    return reinterpret_cast<float*>(a.shares + kFlagBytes + (int64_t(of) * kRanks + rank) * kShareBytes) +
            (group * kGroup + thread) * 4;
   }
-  __device__ __forceinline__ uint32_t* flag_of(int cluster) const {
-    return reinterpret_cast<uint32_t*>(a.shares) + cluster * kRanks + rank;
+  __device__ __forceinline__ uint32_t* flag_of(int of) const {
+    return reinterpret_cast<uint32_t*>(a.shares) + of * kRanks + rank;
   }
   static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
   __device__ __forceinline__ void leave_share(const float (&c)[N / 2]) const {
-    float* to = share_of(work.cluster);
+    float* to = share_of(cluster);
 #pragma unroll
     for (int j = 0; j < N / 8; ++j)
       *reinterpret_cast<float4*>(to + j * 1024) = {c[4 * j], c[4 * j + 1], c[4 * j + 2], c[4 * j + 3]};
-    __threadfence();
     meet();
-    if (group == 0 && thread == 0)
-      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag_of(work.cluster)), "r"(1) : "memory");
+    if (group == 0 && thread == 0)  // a release of what the barrier has gathered
+      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag_of(cluster)), "r"(1) : "memory");
   }
   // What the clusters before this one made of the tile.
   __device__ __forceinline__ void add_shares(int tile, float (&c)[N / 2]) const {
-    int first = work.cluster;
-    while (work.begin_of(first) > int64_t(tile) * work.steps) --first;
+    int first = tile * a.steps / a.each;
     // A thread a flag.
-    if (const int from = first + group * kGroup + thread; from < work.cluster) {
+    if (const int from = first + group * kGroup + thread; from < cluster) {
       uint32_t there = 0;
       while (there == 0)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(flag_of(from)) : "memory");
@@ -217,7 +239,7 @@ struct Consumer {
     }
     meet();
 #pragma unroll 1
-    for (; first < work.cluster; ++first) {
+    for (; first < cluster; ++first) {
       const float* from = share_of(first);
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
@@ -227,59 +249,110 @@ struct Consumer {
     }
   }
 
-  // 32 rows at a time through shared memory, so that a warp stores 32 outputs of a row; one short loop,
-  // because every instruction of this part is fetched anew for each tile.
-  __device__ __forceinline__ void store(int tile, float (&c)[N / 2]) const {
+  // 32 rows at a time through shared memory, so that a thread stores four outputs of a row; one short loop,
+  // because every instruction of this part is fetched anew for each tile. A pair's gate is one warp group's
+  // sums, what it multiplies the other's.
+  template <bool kPaired>
+  __device__ __forceinline__ void store(const Work& work, float (&c)[N / 2]) const {
     const int lane = thread % 32, g = lane / 4, t = lane % 4, warp = thread / 32;
-    const int out = (tile / work.row_tiles * kRanks + rank) * kTileRows + group * 64 + thread % 64;
     const uint32_t mine = staging + group * kStagingBytes;
-    const uint32_t to = mine + (2 * t * kStagingStride + warp * 16 + g) * 4,
-                   from = mine + (thread / 64 * kStagingStride + thread % 64) * 4;
+    const uint32_t to = mine + (2 * t * kStagingStride + warp * 16 + g) * 4;
+    const int worker = kPaired ? group * kGroup + thread : thread, row = worker / 16,
+              column = worker % 16 * 4;
+    const uint32_t from = (kPaired ? staging : mine) + (row * kStagingStride + column) * 4;
+    const int out = work.out0 + (kPaired ? 0 : group * 64) + column;
+    const auto meet_readers = [&] {
+      asm volatile("bar.sync %0, %1;" ::"r"(kPaired ? 1 : 2 + group), "n"(kPaired ? 256 : 128) : "memory");
+    };
 #pragma unroll 1
     for (int b = 0; b < N / 32; ++b) {
-      meet_group();  // the values before these have been read
+      meet_readers();  // the values before these have been read
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         store_float(to + ((i / 4 * 8 + i % 2) * kStagingStride + i / 2 % 2 * 8) * 4, c[i]);
-      meet_group();
-      if (out < a.n_out) store_rows(tile % work.row_tiles * N + b * 32 + thread / 64, out, from);
+      meet_readers();
+      store_rows<kPaired>(work.part, work.row0 + b * 32 + row, out, from);
 #pragma unroll
       for (int i = 0; i + 16 < N / 2; ++i) c[i] = c[i + 16];
     }
+    if (kPaired) meet_readers();  // a tile of one matrix may be next: its groups meet by themselves
   }
-  // Rows r, r + 2, .. of an output.
-  __device__ __forceinline__ void store_rows(int r, int out, uint32_t from) const {
-    constexpr int kRows = 16;
-    float y[kRows], mul[kRows], residual[kRows];
+  static __device__ __forceinline__ float capped(float y, float cap) {
+    return cap - __fdividef(2 * cap, __expf(2 * __fdividef(y, cap)) + 1.0f);
+  }
+  // Outputs out .. out + 3 of rows r, r + kStride, ..
+  template <bool kPaired>
+  __device__ __forceinline__ void store_rows(int p, int r, int out, uint32_t from) const {
+    constexpr int kRows = kPaired ? 2 : 4, kStride = 32 / kRows, kStep = kStride * kStagingStride * 4;
+    const GemmPart& part = a.parts[p];
+    if (!a.wide[p] || out + 4 > part.n_out) {
+#pragma unroll 1
+      for (int i = 0; i < 4 * kRows; ++i) {
+        const int row = r + i / 4 * kStride, o = out + i % 4;
+        if (row >= a.n_rows || o >= part.n_out) continue;
+        const uint32_t at = from + i / 4 * kStep + i % 4 * 4;
+        const float scale = a.x_scale[row];
+        const float mul = kPaired    ? load_float(at + kStagingBytes) * scale
+                          : part.mul ? part.mul[int64_t(row) * part.mul_stride + o]
+                                     : 1.0f;
+        float y = load_float(at) * scale;
+        if (part.gelu) y = gelu_tanh(y);
+        y = y * mul + (part.residual ? part.residual[int64_t(row) * part.out_stride + o] : 0.0f);
+        part.out[int64_t(row) * part.out_stride + o] = part.softcap > 0 ? capped(y, part.softcap) : y;
+      }
+      return;
+    }
+    float scale[kRows], y[kRows][4];
+    float4 mul[kRows], residual[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const bool valid = r + 2 * i < a.n_rows;
-      y[i] = load_float(from + 2 * i * kStagingStride * 4) * (valid ? a.x_scale[r + 2 * i] : 0.0f);
-      mul[i] = valid && a.mul ? a.mul[int64_t(r + 2 * i) * a.mul_stride + out] : 1.0f;
-      residual[i] = valid && a.residual ? a.residual[int64_t(r + 2 * i) * a.out_stride + out] : 0.0f;
+      const int row = r + i * kStride;
+      const bool valid = row < a.n_rows;
+      scale[i] = valid ? a.x_scale[row] : 0.0f;
+      mul[i] = {1, 1, 1, 1};
+      if (valid && part.mul)
+        mul[i] = *reinterpret_cast<const float4*>(part.mul + int64_t(row) * part.mul_stride + out);
+      residual[i] = {0, 0, 0, 0};
+      if (valid && part.residual)
+        residual[i] = *reinterpret_cast<const float4*>(part.residual + int64_t(row) * part.out_stride + out);
     }
-    if (a.gelu)
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) y[i] = gelu_tanh(y[i]);
+    for (int i = 0; i < kRows; ++i) {
+      const float4 v = load_floats(from + i * kStep);
+      y[i][0] = v.x * scale[i], y[i][1] = v.y * scale[i], y[i][2] = v.z * scale[i], y[i][3] = v.w * scale[i];
+      if (!kPaired) continue;
+      const float4 m = load_floats(from + i * kStep + kStagingBytes);
+      mul[i] = {m.x * scale[i], m.y * scale[i], m.z * scale[i], m.w * scale[i]};
+    }
+    if (part.gelu)
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) y[i] = y[i] * mul[i] + residual[i];
-    if (a.softcap > 0)
+      for (int i = 0; i < kRows * 4; ++i) y[i / 4][i % 4] = gelu_tanh(y[i / 4][i % 4]);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        y[i] = a.softcap - __fdividef(2 * a.softcap, __expf(2 * y[i] / a.softcap) + 1.0f);
+    for (int i = 0; i < kRows; ++i) {
+      y[i][0] = y[i][0] * mul[i].x + residual[i].x, y[i][1] = y[i][1] * mul[i].y + residual[i].y;
+      y[i][2] = y[i][2] * mul[i].z + residual[i].z, y[i][3] = y[i][3] * mul[i].w + residual[i].w;
+    }
+    if (part.softcap > 0)
+#pragma unroll
+      for (int i = 0; i < kRows * 4; ++i) y[i / 4][i % 4] = capped(y[i / 4][i % 4], part.softcap);
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      if (r + 2 * i < a.n_rows) a.out[int64_t(r + 2 * i) * a.out_stride + out] = y[i];
+      if (const int row = r + i * kStride; row < a.n_rows)
+        *reinterpret_cast<float4*>(part.out + int64_t(row) * part.out_stride + out) = {y[i][0], y[i][1],
+                                                                                       y[i][2], y[i][3]};
   }
 
   __device__ __forceinline__ void run() const {
     Turn<S::kSlots> turn;
-    for_parts(work, [&](const Part& part) {
+    for_work<N>(a, cluster, rank, [&](const Work& work) {
       float c[N / 2] = {};
-      multiply_part(part, turn, c);
-      if (part.end < work.steps) return leave_share(c);
-      if (part.begin > 0) add_shares(part.tile, c);
-      store(part.tile, c);
+      multiply(work, turn, c);
+      if (work.end < a.steps) return leave_share(c);
+      if (work.begin > 0) add_shares(work.tile, c);
+      if (paired(a.parts[work.part]))
+        store<true>(work, c);
+      else
+        store<false>(work, c);
     });
   }
 };
@@ -287,7 +360,7 @@ struct Consumer {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 template <WeightForm F, int N>
 __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
-    groups_kernel(const __grid_constant__ GemmArgs a, int row_tiles, int64_t total) {
+    groups_kernel(const __grid_constant__ GroupsArgs a) {
   using S = Shape<F, N>;
   extern __shared__ __align__(16) uint8_t memory[];
   const uint32_t slots = (shared_address(memory) + 1023) / 1024 * 1024,
@@ -301,45 +374,108 @@ __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
     }
     publish_barriers();
   }
-  meet_cluster();
+  cluster_sync();
   wait_for_inputs();
-  const int rank = int(blockIdx.x) % kRanks, warps = int(threadIdx.x) / kGroup;
-  const Work work{a.n_in / kDepth, row_tiles, int(blockIdx.x) / kRanks, int(gridDim.x) / kRanks, total};
+  const int rank = int(blockIdx.x) % kRanks, cluster = int(blockIdx.x) / kRanks,
+            warps = int(threadIdx.x) / kGroup;
   // The block has 384 x 168 registers: 128 x 40 + 256 x 232. A warp group that asks for more waits for ever.
   if (warps == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    bring<F, N>(a, work, rank, slots, full, empty);
+    bring<F, N>(a, cluster, rank, slots, full, empty);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const Consumer<F, N> consumer{a,     work, rank,  warps - 1, int(threadIdx.x) % kGroup,
-                                  slots, full, empty, staging};
+    const Consumer<F, N> consumer{a,     cluster, rank,  warps - 1, int(threadIdx.x) % kGroup,
+                                  slots, full,    empty, staging};
     consumer.run();
   }
   meet_cluster();  // nobody leaves while the other copies into its memory
 }
 #else
 template <WeightForm F, int N>
-__global__ void groups_kernel(const __grid_constant__ GemmArgs, int, int64_t) {
+__global__ void groups_kernel(const __grid_constant__ GroupsArgs) {
   __trap();  // gemm_by_groups() is false there
 }
 #endif
 
+// Microseconds, measured: a step of a tile of so many rows (of types whose codes take few instructions, and
+// of the others), its end, and adding up a tile that is cut in n: the first cut, each cut, and cuts at odd
+// places.
+struct Costs {
+  int rows;
+  float light, heavy, store, share, each, uneven;
+};
+constexpr Costs kCosts[] = {{256, 0.805f, 0.83f, 3.7f, 2.9f, 2.3f, 3},
+                            {128, 0.42f, 0.51f, 2.7f, 2.4f, 0.75f, 2.3f},
+                            {64, 0.319f, 0.43f, 1.2f, 0.9f, 0.55f, 1}};
+
+int tiles_of(const GemmArgs& args, int rows) {
+  int columns = 0;
+  for (int i = 0; i < args.n_parts; ++i) {
+    const int outs = kTileRows * kRanks / (paired(args.parts[i]) ? 2 : 1);
+    columns += (args.parts[i].n_out + outs - 1) / outs;
+  }
+  return columns * ((args.n_rows + rows - 1) / rows);
+}
+// When every cluster takes `each` steps.
+float cost(const Costs& c, bool heavy, int tiles, int steps, int each) {
+  each = std::min(each, tiles * steps);
+  const float ends = each < steps ? 1 : float((each + steps - 1) / steps),
+              time = float(each) * (heavy ? c.heavy : c.light) + ends * c.store;
+  if (each % steps == 0) return time;
+  const int cuts = each >= steps ? 1 : (steps - 1) / each;
+  return time + c.share + float(cuts) * c.each + (steps % each == 0 ? 0 : c.uneven);
+}
+GemmPlan plan_of(const GemmArgs& args) {
+  if (args.plan.rows > 0) return args.plan;
+  const int steps = args.n_in / kDepth, clusters = multiprocessors() / kRanks;
+  const WeightForm form = args.parts[0].w.form;
+  const bool heavy = form != WeightForm::kF16 && form != WeightForm::kQ8 && form != WeightForm::kQ4;
+  GemmPlan best;
+  float least = 0;
+  for (const Costs& c : kCosts) {
+    if (args.n_rows <= c.rows / 2 && c.rows > 64) continue;
+    const int tiles = tiles_of(args, c.rows);
+    const auto consider = [&](int each) {
+      const float time = cost(c, heavy, tiles, steps, each);
+      if (best.rows == 0 || time < least) best = {c.rows, each}, least = time;
+    };
+    const int waves = (tiles + clusters - 1) / clusters;
+    consider(waves * steps);
+    consider(int((int64_t(tiles) * steps + clusters - 1) / clusters));
+    for (int n = 2; n <= 8 && tiles * n <= clusters; ++n)
+      if (steps % n == 0) consider(steps / n);
+  }
+  return best;
+}
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
 template <WeightForm F, int N>
-void run(const Launch& how, const GemmArgs& args) {
-  const int row_tiles = (args.n_rows + N - 1) / N, out = kTileRows * kRanks;
-  const int64_t total = int64_t((args.n_out + out - 1) / out) * row_tiles * (args.n_in / kDepth);
-  const int64_t clusters = std::clamp<int64_t>(total / kLeastSteps, 1, multiprocessors() / kRanks);
-  launch(how, dim3(unsigned(clusters) * kRanks), dim3(kThreads), Shape<F, N>::kBytes, groups_kernel<F, N>,
-         args, row_tiles, total);
+void run(const Launch& how, const GemmArgs& args, int each) {
+  GroupsArgs a{args.x, args.x_scale, args.shares, args.n_rows, args.n_in};
+  a.row_tiles = (args.n_rows + N - 1) / N;
+  a.steps = args.n_in / kDepth;
+  a.n_parts = args.n_parts;
+  GemmArgs before = args;
+  for (int i = 0; i < args.n_parts; ++i) {
+    const GemmPart& part = a.parts[i] = args.parts[i];
+    before.n_parts = i;
+    a.first_tile[i] = tiles_of(before, N) / a.row_tiles;
+    a.wide[i] = part.out_stride % 4 == 0 && part.mul_stride % 4 == 0 && aligned(part.out) &&
+                aligned(part.mul) && aligned(part.residual);
+  }
+  a.total = tiles_of(args, N) * a.steps;
+  const int most = multiprocessors() / kRanks;  // shares have room for that many
+  a.each = std::max(each, (a.total + most - 1) / most);
+  launch(how, dim3(unsigned((a.total + a.each - 1) / a.each) * kRanks), dim3(kThreads), Shape<F, N>::kBytes,
+         groups_kernel<F, N>, a);
 }
 template <WeightForm F>
 void run(const Launch& how, const GemmArgs& args) {
-  if (args.n_rows <= 64) return run<F, 64>(how, args);
-  // Few tiles are cut often: smaller ones leave less to add.
-  constexpr int kFew = 33;
-  const int out = kTileRows * kRanks, tiles = (args.n_out + out - 1) / out * ((args.n_rows + 255) / 256);
-  if (args.n_rows <= 128 || tiles < kFew) return run<F, 128>(how, args);
-  run<F, 256>(how, args);
+  const GemmPlan plan = plan_of(args);
+  if (plan.rows == 64) return run<F, 64>(how, args, plan.steps);
+  if (plan.rows == 128) return run<F, 128>(how, args, plan.steps);
+  run<F, 256>(how, args, plan.steps);
 }
 
 }  // namespace
@@ -355,7 +491,7 @@ bool groups_read(WeightForm form) { return reads_form(form); }
 size_t gemm_share_bytes() { return size_t(kFlagBytes + multiprocessors() * kShareBytes); }
 
 void gemm_groups(const Launch& how, const GemmArgs& args) {
-  switch (args.w.form) {
+  switch (args.parts[0].w.form) {
     case WeightForm::kQ8:
       return run<WeightForm::kQ8>(how, args);
     case WeightForm::kQ4:

@@ -4,8 +4,9 @@
 
 namespace kvasir::cuda {
 
-// Weights of args.w that it reads as they are; others are expanded to f16 first.
+// Weights that it reads as they are; others are expanded to f16 first.
 bool groups_read(WeightForm form);
+// Parts are of one form.
 void gemm_groups(const Launch& how, const GemmArgs& args);
 
 }  // namespace kvasir::cuda

@@ -1,9 +1,11 @@
 // Compiled without fused multiply-add: encoded bytes must be the scalar codec's.
 #include "backends/cuda/kernels/attention/head_sizes.h"
+#include "backends/cuda/kernels/attention/wgmma.cuh"
 #include "backends/cuda/kernels/kv_append/fits.cuh"
 #include "backends/cuda/kernels/kv_append/head_tables.cuh"
 #include "backends/cuda/kernels/kv_append/kv_append.h"
 #include "backends/cuda/kernels/kv_forms/codec.cuh"
+#include "backends/cuda/kernels/kv_forms/load.cuh"
 
 namespace kvasir::cuda {
 namespace {
@@ -40,10 +42,69 @@ __device__ __forceinline__ void stage_row(const __half* x, int d, int lane, uint
 }
 
 // Not inlined: a step that fills no page does not load this code.
-__device__ __noinline__ void encode_quick_row(KvForm form, const __half* x, int d, int token, uint8_t* region,
-                                              int lane, QuickScratch& scratch) {
-  stage_row(x, d, lane, scratch.row);
+__device__ __noinline__ void encode_staged(KvForm form, int d, int token, uint8_t* region, int lane,
+                                           QuickScratch& scratch) {
   encode_quick(form, Warp{lane}, scratch.row, d, scratch.code, place_row(form, d, token, region));
+}
+__device__ __forceinline__ void encode_quick_row(KvForm form, const __half* x, int d, int token,
+                                                 uint8_t* region, int lane, QuickScratch& scratch) {
+  stage_row(x, d, lane, scratch.row);
+  encode_staged(form, d, token, region, lane, scratch);
+}
+
+// Row `token` of a page just encoded by this warp, as prompt_pages.cu makes tiles of it; true when f16 cannot
+// hold a value.
+template <int D, KvForm F>
+__device__ __forceinline__ bool tile_row(const uint8_t* region, int token, const LevelBytes& levels,
+                                         const KvTables& tables, int lane, uint8_t* tile) {
+  bool infinite = false;
+#pragma unroll
+  for (int column = 0; column < D / 8; column += 32) {
+    const int4 v = expand_raw<F>(load_raw<D, F>(region, token, column + lane), levels, tables);
+    infinite |= any_infinite(v);
+    *reinterpret_cast<int4*>(tile + tile_place(token, column + lane)) = v;
+  }
+  return infinite;
+}
+template <int D>
+__device__ __noinline__ bool tile_row(KvForm form, const uint8_t* region, int token, const KvTables& tables,
+                                      int lane, uint8_t* tile) {
+  const LevelBytes levels = level_bytes(form, D);
+  switch (form) {
+#define KVASIR_TILE_ROW(name) \
+  case KvForm::name:          \
+    return tile_row<D, KvForm::name>(region, token, levels, tables, lane, tile)
+    KVASIR_TILE_ROW(kQ8_0);
+    KVASIR_TILE_ROW(kQ5_0);
+    KVASIR_TILE_ROW(kQ4_0);
+    KVASIR_TILE_ROW(kTbq3_0);
+    KVASIR_TILE_ROW(kTbq4_0);
+    KVASIR_TILE_ROW(kQ4Polar);
+    KVASIR_TILE_ROW(kTbq3Tcq);
+    KVASIR_TILE_ROW(kTbq2H);
+    KVASIR_TILE_ROW(kTbq3H);
+    KVASIR_TILE_ROW(kTbq4H);
+    KVASIR_TILE_ROW(kTbq2Ht);
+    KVASIR_TILE_ROW(kTbq3Ht);
+    KVASIR_TILE_ROW(kTbq4Ht);
+#undef KVASIR_TILE_ROW
+    default:
+      return false;
+  }
+}
+// Of row `pos` in its place among `to`, where there are tiles.
+template <int D>
+__device__ __forceinline__ void make_tile_row(const KvView& kv, const PageTiles& to, int head, int side,
+                                              int pos, const uint8_t* region, int lane, int32_t* fault) {
+  if constexpr (D == 256 || D == 512) {
+    if (!to.tiles) return;
+    const int64_t tile = (int64_t(pos / kPage - to.first) * kv.n_kv + head) * 2 + side;
+    __syncwarp();  // other lanes have written the codes
+    const bool infinite = tile_row<D>(side ? kv.v_form : kv.k_form, region, pos % kPage, kv.tables, lane,
+                                      to.tiles + tile * page_tile_bytes(D));
+    if (lane == 0 && pos % kPage == 0) to.units[tile] = 1;
+    if (infinite) atomicCAS(fault, -1, kWideTiles);
+  }
 }
 
 // Would row `to`, just stored, need a scale that f16 cannot say? Searches answer when they encode it.
@@ -103,13 +164,12 @@ __device__ void store_head(const HeadArgs& a, const StepView& step, int side, in
 
 template <int E>
 __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& step, int r, int head,
-                        int lane, float* smem) {
+                        int lane, float* smem, float (&x)[E]) {
   constexpr int kDim = 32 * E;
   const int step_row = job.output_rows ? step.out_rows[r] : r;
   const graph::Row row = step.rows[step_row];
   const SequenceInfo seq = step.sequences[row.seq];
   const float* in = job.in + (int64_t(r) * job.n_head + head) * kDim;
-  float x[E];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < E; ++i) {
@@ -153,13 +213,31 @@ __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& s
   if (job.side >= 0) store_head(a, step, job.side, head, r, x, lane, smem);
 }
 
-// kEncode: a block of 16 warps a head, the first works on the head, all encode the page it fills. Otherwise a
-// warp a head.
-template <int E, bool kEncode>
-__global__ void __launch_bounds__(kEncode ? 512 : 128)
+// The row that a warp has just stored (x), encoded, when its page is full with this step.
+template <int E>
+__device__ __forceinline__ void encode_stored(const HeadArgs& a, const StepView& step, int side, int head,
+                                              int r, const float (&x)[E], int lane, QuickScratch& scratch) {
+  const KvForm form = side ? a.kv.v_form : a.kv.k_form;
+  const graph::Row row = step.rows[r];
+  if (row.pos >= a.full || !open_page(form) || slow_to_encode(form)) return;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < E; ++i) scratch.row[lane * E + i] = nearest_half(x[i]);
+  __syncwarp();
+  uint8_t* const to = region(a.kv, table(step, a.kv, row.seq, false)[row.pos / kPage], head, side);
+  encode_staged(form, 32 * E, row.pos % kPage, to, lane, scratch);
+  make_tile_row<32 * E>(a.kv, a.tiles, head, side, row.pos, to, lane, a.fault);
+}
+
+// kPages: a block of 16 warps a head, the first works on the head, all encode the page it fills. Otherwise a
+// warp a head; kRows: it encodes the row.
+enum class Encode { kNone, kRows, kPages };
+template <int E, Encode kWhat>
+__global__ void __launch_bounds__(kWhat == Encode::kPages ? 512 : 128)
     heads_kernel(const __grid_constant__ HeadArgs a, StepView step) {
+  constexpr bool kEncode = kWhat == Encode::kPages;
   __shared__ float smem[kEncode ? 1 : 4][32 * E];
-  __shared__ QuickScratch scratch[kEncode ? 16 : 1];
+  __shared__ QuickScratch scratch[kEncode ? 16 : kWhat == Encode::kRows ? 4 : 1];
   let_next_start();
   wait_for_inputs();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, r = int(blockIdx.y);
@@ -167,7 +245,12 @@ __global__ void __launch_bounds__(kEncode ? 512 : 128)
   while (j < a.n_jobs && head >= a.jobs[j].n_head) head -= a.jobs[j++].n_head;
   if (j == a.n_jobs) return;
   const HeadJob& job = a.jobs[j];
-  if (!kEncode || warp == 0) run_job<E>(a, job, step, r, head, lane, smem[kEncode ? 0 : warp]);
+  if (!kEncode || warp == 0) {
+    float x[E];
+    run_job<E>(a, job, step, r, head, lane, smem[kEncode ? 0 : warp], x);
+    if (kWhat == Encode::kRows && job.side >= 0)
+      encode_stored<E>(a, step, job.side, head, r, x, lane, scratch[warp]);
+  }
   if constexpr (kEncode) {
     if (job.side < 0) return;
     const graph::Row row = step.rows[r];
@@ -245,13 +328,14 @@ struct EncodeArgs {
   bool sides[2];
   int layer;
   int32_t* fault;
+  PageTiles tiles;
 };
 
 // Row `token` of the page that step row r fills, by a warp. A row that the type cannot hold is named.
 template <int D>
 __device__ __forceinline__ void search_row(const KvView& kv, int layer, const StepView& step, int r, int head,
                                            int side, int token, int lane, int32_t* fault,
-                                           TrellisScratch<D>& scratch) {
+                                           TrellisScratch<D>& scratch, const PageTiles& tiles = {}) {
   const KvForm form = side ? kv.v_form : kv.k_form;
   const int d = kv.head_dim;
   const graph::Row row = step.rows[r];
@@ -259,6 +343,7 @@ __device__ __forceinline__ void search_row(const KvView& kv, int layer, const St
   stage_row(page.from + int64_t(token) * d, d, lane, scratch.row);
   const bool fits =
       encode_row(form, Warp{lane}, scratch.row, d, kv.tables, scratch, place_row(form, d, token, page.to));
+  make_tile_row<D>(kv, tiles, head, side, row.pos / kPage * kPage + token, page.to, lane, fault);
   if (fits || lane != 0 || atomicCAS(fault, -1, layer) != -1) return;
   // The row itself, when it is one of this step's.
   const int own = r - (kPage - 1 - token);
@@ -282,14 +367,13 @@ __global__ void __launch_bounds__(32 * kSearchWarps)
   for (int k = int(blockIdx.x);; k += int(gridDim.x)) {
     const int r = filling_row(step, n_rows, k, lane);
     if (r < 0) return;
-    search_row(a.kv, a.layer, step, r, head, side, token, lane, a.fault, scratch);
+    search_row(a.kv, a.layer, step, r, head, side, token, lane, a.fault, scratch, a.tiles);
   }
 }
 
 template <int D>
-void run_search(const Launch& how, const EncodeArgs& args, const StepView& step, int n_rows) {
-  launch(how,
-         dim3(unsigned(filled_pages(n_rows)), unsigned(2 * args.kv.n_kv), unsigned(kPage / kSearchWarps)),
+void run_search(const Launch& how, const EncodeArgs& args, const StepView& step, int n_rows, int n_pages) {
+  launch(how, dim3(unsigned(n_pages), unsigned(2 * args.kv.n_kv), unsigned(kPage / kSearchWarps)),
          dim3(32 * kSearchWarps), sizeof(TrellisScratch<D>) * kSearchWarps, search_kernel<D>, args, step,
          n_rows);
 }
@@ -336,11 +420,14 @@ template <int E>
 void run(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encode) {
   int heads = 0;
   for (int j = 0; j < args.n_jobs; ++j) heads += args.jobs[j].n_head;
+  const dim3 blocks(unsigned(heads + 3) / 4, unsigned(n_rows));
   if (encode)
-    launch(how, dim3(unsigned(heads), unsigned(n_rows)), dim3(512), 0, heads_kernel<E, true>, args, step);
-  else
-    launch(how, dim3(unsigned(heads + 3) / 4, unsigned(n_rows)), dim3(128), 0, heads_kernel<E, false>, args,
+    launch(how, dim3(unsigned(heads), unsigned(n_rows)), dim3(512), 0, heads_kernel<E, Encode::kPages>, args,
            step);
+  else if (args.full > 0)
+    launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kRows>, args, step);
+  else
+    launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kNone>, args, step);
 }
 
 }  // namespace
@@ -363,12 +450,15 @@ void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step,
   if (!slow_to_encode(kv.k_form) && !slow_to_encode(kv.v_form))
     return launch(how, dim3(unsigned(filled_pages(n_rows)), unsigned(2 * kv.n_kv), kQuickParts),
                   dim3(32 * kQuickWarps), 0, encode_kernel, kv, step, n_rows);
-  EncodeArgs search{kv, {}, args.layer, args.fault};
+  EncodeArgs search{kv, {}, args.layer, args.fault, args.tiles};
   const auto left = [&](KvForm form) { return open_page(form) && (!encoded || slow_to_encode(form)); };
   search.sides[0] = left(kv.k_form);
   search.sides[1] = left(kv.v_form);
-  with_head_size<64, 128, 256, 512>("page encoding", kv.head_dim,
-                                    [&](auto size) { run_search<size.value>(how, search, step, n_rows); });
+  // More blocks than pages would not only end at once: they upset how the others are spread.
+  const int n_pages = args.full > 0 ? n_rows / kPage : filled_pages(n_rows);
+  with_head_size<64, 128, 256, 512>("page encoding", kv.head_dim, [&](auto size) {
+    run_search<size.value>(how, search, step, n_rows, n_pages);
+  });
 }
 
 void encode_pages_of(const Launch& how, const EncodeViews& views, bool search, const StepView& step,

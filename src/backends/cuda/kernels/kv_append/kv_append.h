@@ -27,18 +27,28 @@ struct HeadArgs {
   int head_dim = 0;
   int layer = -1;
   KvView kv;
-  int32_t* fault =
-      nullptr;  // {layer, step row} of the first value that the cache cannot hold; layer -1: none
+  // {layer, step row} of the first value that the cache cannot hold; layer -1: none, kWideTiles: none, but a
+  // value of a tile that f16 cannot hold in units of 1.
+  int32_t* fault = nullptr;
+  // Rows follow each other in one sequence and begin a page: those before position `full` fill pages of this
+  // step, and are encoded at once where that takes no search. 0: encode_pages() does it.
+  int full = 0;
+  PageTiles tiles;  // with tiles.tiles: their tiles are made, too, by whoever encodes them
 };
+inline constexpr int32_t kWideTiles = -2;
 
 // `encode`: no two rows of the step write the same page, so a page that a row fills is encoded at once, where
-// its type takes no search. Otherwise call encode_pages after it.
+// its type takes no search. With that and with args.full encode_pages has only the others left.
 void run_heads(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encode);
-// Is there anything left to encode after run_heads(.., encode)?
+// Is there anything left to encode after run_heads(.., encode), or args.full?
 bool needs_encode(const KvView& kv, bool encode);
-// Encodes the page of every row that is the last of its page; `encoded`: what run_heads was told. args: kv,
-// layer and fault.
+// Encodes the page of every row that is the last of its page; `encoded`: nothing is left but what takes a
+// search. args: kv, layer, fault, full and tiles.
 void encode_pages(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encoded);
+// Types whose tiles can be made row by row.
+constexpr bool makes_tiles(const KvView& kv) {
+  return open_page(kv.k_form) && open_page(kv.v_form) && kv.k_form != KvForm::kQjl1_256;
+}
 
 // Caches whose full pages are encoded together, in device memory.
 struct EncodeView {

@@ -114,8 +114,7 @@ struct WarpTrellis {
     PerLane<uint32_t> own;
     warp.each([&](int lane) {
       own[lane] = keys[lane].v[0];
-      if constexpr (kOwn == 2)
-        own[lane] = keys[lane].v[1] < own[lane] ? keys[lane].v[1] : own[lane];
+      if constexpr (kOwn == 2) own[lane] = keys[lane].v[1] < own[lane] ? keys[lane].v[1] : own[lane];
     });
     const uint32_t least = (warp.least(own) & ~kPick) - kZero;
     warp.each([&](int lane) {
@@ -167,8 +166,8 @@ struct WarpTrellis {
   }
 
   // Symbols of a path that ends in `state` after value d - 1, into scratch.code; returns the state before the
-  // first value. Each lane walks back its own part, from where a walk from anywhere kMeet values on has come to:
-  // paths merge. When one has not, every part is walked from the end.
+  // first value. Each lane walks back its own part, from where a walk from anywhere kMeet values on has come
+  // to: paths merge. When one has not, every part is walked from the end.
   template <int D>
   static KVASIR_CODEC int trace(const Warp& warp, TrellisScratch<D>& scratch, int state, int d) {
     constexpr int kMeet = 32;
