@@ -33,8 +33,8 @@ struct Geometry {
   int n_head, n_kv, head_dim, window;
 };
 constexpr Geometry k31bGlobal{"31B global", 32, 4, 512, 0}, k31bSliding{"31B sliding", 32, 16, 256, 1024},
-    k12bSliding{"12B sliding", 16, 8, 256, 1024},
-    kE2bGlobal{"E2B global", 8, 1, 512, 0}, kE2bSliding{"E2B sliding", 8, 1, 256, 512};
+    k12bSliding{"12B sliding", 16, 8, 256, 1024}, kE2bGlobal{"E2B global", 8, 1, 512, 0},
+    kE2bSliding{"E2B sliding", 8, 1, 256, 512};
 constexpr size_t kBeyondCache = size_t(512) << 20;  // what calls rotate through, so that L2 holds none of it
 
 // One page's bytes: random codes, scales that keep values near 1.
@@ -44,11 +44,10 @@ std::vector<uint8_t> page_pattern(const KvView& kv) {
     for (KvForm form : {kv.k_form, kv.v_form}) {
       const RegionPlanes planes(form, kv.head_dim);
       const size_t values = size_t(kPageTokens * kv.head_dim);
-      std::vector<uint8_t> region =
-          form == KvForm::kF16    ? half_normals(values, 1)
-          : form == KvForm::kBf16 ? std::vector<uint8_t>(2 * values, 0x3e)  // 0.186
-          : form == KvForm::kF32  ? float_normals(values, 1)
-                                  : random_bytes(size_t(planes.bytes()));
+      std::vector<uint8_t> region = form == KvForm::kF16    ? half_normals(values, 1)
+                                    : form == KvForm::kBf16 ? std::vector<uint8_t>(2 * values, 0x3e)  // 0.186
+                                    : form == KvForm::kF32  ? float_normals(values, 1)
+                                                            : random_bytes(size_t(planes.bytes()));
       const float size = form == KvForm::kQ8_0                            ? 0.01f
                          : form == KvForm::kQ4_0 || form == KvForm::kQ5_0 ? 0.1f
                          : trellis(form)                                  ? 0.03f
@@ -391,7 +390,8 @@ void run_cuda_kernels(const KernelOptions& options) {
   for (DType t : decoded) measure_attention(device, k31bGlobal, t, t, 131072, 1);
   for (DType t : decoded) measure_attention(device, kE2bGlobal, t, t, 32768, 1);
   for (int depth : {1024, 8192})
-    for (DType t : {f16, bf16, f32, q8_0, tbq4_h, tbq3_h, tbq3_ht}) measure_attention(device, kE2bGlobal, t, t, depth, 1);
+    for (DType t : {f16, bf16, f32, q8_0, tbq4_h, tbq3_h, tbq3_ht})
+      measure_attention(device, kE2bGlobal, t, t, depth, 1);
   for (DType t : {f16, bf16, f32, q8_0, tbq4_h, tbq3_h}) {
     measure_attention(device, kE2bSliding, t, t, 32768, 1);
     measure_attention(device, k31bSliding, t, t, 32768, 1);

@@ -225,7 +225,8 @@ const std::vector<DType> kTypes{DType::f16,    DType::q8_0,    DType::tbq2_h,  D
 // And those that are taken with themselves only.
 std::vector<DType> decoded_types() {
   std::vector<DType> types = kTypes;
-  types.insert(types.end(), {DType::bf16, DType::f32});
+  types.insert(types.end(),
+               {DType::bf16, DType::f32, DType::q5_0, DType::q4_0, DType::tbq3_0, DType::tbq4_0});
   return types;
 }
 

@@ -341,8 +341,8 @@ HeadArgs CudaExecutable::head_args(const HeadsNode& heads) const {
 // Does this step's attention into `out` go over few enough keys for the launch that does all?
 bool CudaExecutable::runs_near(const Rows& rows, int kv, ValueId out) const {
   const int window = kv_[size_t(kv)].window;
-  return rows.few() && !rows.shifted && (rows.all_near || (window > 0 && window <= near_keys(kv_[size_t(kv)]))) &&
-         !quantized(out, rows).q;
+  return rows.few() && !rows.shifted &&
+         (rows.all_near || (window > 0 && window <= near_keys(kv_[size_t(kv)]))) && !quantized(out, rows).q;
 }
 
 // True when attend_near() takes this attention; it makes the heads too when they are the node before it.
@@ -735,13 +735,13 @@ std::vector<std::string> CudaExecutable::describe() const {
     const bool wanted = decisions_.flash == backends::FlashAttention::kOn,
                flash = wanted && has_flash(kv_[size_t(first->kv)]);
     const std::string_view k = formats::require(kv.k_type).name, v = formats::require(kv.v_type).name;
-    lines.push_back(
-        fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.{}, {}",
-                    sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s",
-                    k, v, k, v, flash ? "flash" : "plain", isa_,
-                    flash    ? "flash attention engaged"
-                    : wanted ? "flash attention off in prompts: their tiles are f16, which these types outrange"
-                             : "flash attention off: switched off by the caller"));
+    lines.push_back(fmt::format(
+        "{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.{}, {}",
+        sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s", k, v, k, v,
+        flash ? "flash" : "plain", isa_,
+        flash    ? "flash attention engaged"
+        : wanted ? "flash attention off in prompts: their tiles are f16, which these types outrange"
+                 : "flash attention off: switched off by the caller"));
   }
   return lines;
 }

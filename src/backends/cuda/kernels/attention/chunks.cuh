@@ -8,6 +8,13 @@ namespace kvasir::cuda {
 inline constexpr int kChunkKeys = 16, kChunkDims = 128;
 // Multiplied as bf16, whose range they have: keys and values of both types in one pass only.
 constexpr bool wide_form(KvForm form) { return form == KvForm::kBf16 || form == KvForm::kF32; }
+// A scale a block of 32 values, and codes that become values by steps, or by a table; as wide types.
+constexpr bool step_form(KvForm form) { return form == KvForm::kQ4_0 || form == KvForm::kQ5_0; }
+constexpr bool book_form(KvForm form) { return form == KvForm::kTbq3_0 || form == KvForm::kTbq4_0; }
+constexpr bool pair_form(KvForm form) { return wide_form(form) || step_form(form) || book_form(form); }
+constexpr bool block_scales(KvForm form) {
+  return form == KvForm::kQ8_0 || step_form(form) || book_form(form);
+}
 constexpr bool chunk_form(KvForm form) {
   return form == KvForm::kF16 || form == KvForm::kQ8_0 || form == KvForm::kTbq2H || form == KvForm::kTbq3H ||
          form == KvForm::kTbq4H;
@@ -19,10 +26,9 @@ __device__ __forceinline__ int piece_place(int r, int p) {
     if constexpr (F == KvForm::kF16 || F == KvForm::kBf16) return p ^ ((r & 1) | ((r & 2) << 1));
     if constexpr (F == KvForm::kF32) return p ^ (r & 3);
     if constexpr (F == KvForm::kQ8_0) return p ^ ((r & 3) << 1);
-    if constexpr (F == KvForm::kTbq4H) return p ^ (r & 2);
+    if constexpr (F == KvForm::kTbq4H || F == KvForm::kTbq4_0 || step_form(F)) return p ^ (r & 2);
   } else {
-    if constexpr (F == KvForm::kF16 || F == KvForm::kBf16)
-      return (4 * (p & 3) + (p >> 2)) ^ ((r & 1) << 2);
+    if constexpr (F == KvForm::kF16 || F == KvForm::kBf16) return (4 * (p & 3) + (p >> 2)) ^ ((r & 1) << 2);
     if constexpr (F == KvForm::kF32) return (4 * (p & 7) + (p >> 3)) ^ ((r & 1) << 2);
     if constexpr (F == KvForm::kQ8_0) return p ^ (r & 1);
   }
@@ -119,6 +125,24 @@ inline constexpr float kBytesUnit = 8;
 __device__ __forceinline__ uint32_t scaled_bytes(uint32_t x, __half2 scale) {
   const uint32_t biased = (x & 0x00ff00ffu) | 0x58005800u;
   return as_word(__hmul2(__hsub2(as_half2(biased), as_half2(0x58805880u)), scale));
+}
+
+// Two 4-bit codes in f16 times an eighth of the scales, offset by kOffset: in bits 0..3 and 20..23 of `x`
+// (kSplit), both in bits 0..3 of their halves, or both in 4..7 (kUpper); of five bits the next one belongs to
+// it. 0x6400 | q is the f16 1024 + q, 0x6400 | q << 4 is 1024 + 16 q: all exact.
+enum class Nibbles : uint8_t { kSplit, kLower, kUpper };
+template <Nibbles kWhere, int kOffset>
+__device__ __forceinline__ uint32_t scaled_nibbles(uint32_t x, __half2 scale) {
+  constexpr bool kFive = kOffset == 16;
+  constexpr uint32_t kLow = kFive ? 0x1f : 0xf;
+  constexpr uint32_t kMask = kWhere == Nibbles::kSplit   ? kLow << 20 | kLow
+                             : kWhere == Nibbles::kLower ? kLow << 16 | kLow
+                                                         : kLow << 20 | kLow << 4;
+  constexpr float kFirst = kWhere == Nibbles::kUpper ? 0x1p-7f : 0x1p-3f,
+                  kSecond = kWhere == Nibbles::kLower ? 0x1p-3f : 0x1p-7f;
+  const __half2 by = __floats2half2_rn(kFirst, kSecond),
+                less = __floats2half2_rn(-1024 * kFirst - kOffset / 8.0f, -1024 * kSecond - kOffset / 8.0f);
+  return as_word(__hmul2(__hfma2(as_half2((x & kMask) | 0x64006400u), by, less), scale));
 }
 
 // The 16 codes of row r that are this lane's.

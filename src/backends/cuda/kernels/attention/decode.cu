@@ -10,7 +10,8 @@
 #define KVASIR_DECODE_FORMS(row) \
   row(kF16) row(kQ8_0) row(kTbq2H) row(kTbq3H) row(kTbq4H) row(kTbq2Ht) row(kTbq3Ht) row(kTbq4Ht)
 
-#define KVASIR_DECODE_PAIRS(row) row(kF32) row(kBf16) KVASIR_DECODE_FORMS(row)
+#define KVASIR_DECODE_PAIRS(row) \
+  row(kF32) row(kBf16) row(kQ5_0) row(kQ4_0) row(kTbq3_0) row(kTbq4_0) KVASIR_DECODE_FORMS(row)
 
 namespace kvasir::cuda {
 namespace {
@@ -65,7 +66,7 @@ __device__ __forceinline__ TileScales load_scales(const Warp<D, kTerms>& warp, c
   const int key = first_key % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
   TileScales to;
   const auto load = [&](const uint8_t* at, KvForm form, __half(&scale)[2]) {
-    scale[0] = scale[1] = __float2half_rn(form == KvForm::kQ8_0 ? kBytesUnit : 1.0f);
+    scale[0] = scale[1] = __float2half_rn(block_scales(form) ? kBytesUnit : 1.0f);
     if (!row_scales(form)) return;
     const int row = D / 8 * code_bits(form);
     const __half* from = reinterpret_cast<const __half*>(at + (kPage - key) * row) + own;
@@ -138,9 +139,9 @@ struct Copier {
       const uint8_t* at = (kValues ? place.v : place.k) + chunk * (kChunkKeys * (D / 8) * code_bits(F));
       copy_slice<D, F, kValues>(slot, slot + (kValues ? v_to : k_to), at + (kValues ? v_from : k_from),
                                 warp.lane, low, high);
-      if constexpr (F == KvForm::kQ8_0)
-        copy_block_scales<D, kValues>(slot, at - key % kPage * D, key % kPage, warp.part, warp.lane, low,
-                                      high);
+      if constexpr (block_scales(F))
+        copy_block_scales<D, F, kValues>(slot, at - key % kPage * (D / 8 * code_bits(F)), key % kPage,
+                                         warp.part, warp.lane, low, high);
     });
   }
   // Which 16 keys of the tile a step takes.
@@ -410,7 +411,7 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
 }  // namespace
 
 bool has_decode(const KvView& kv) {
-  const bool pair = kv.k_form == kv.v_form && wide_form(kv.k_form);
+  const bool pair = kv.k_form == kv.v_form && pair_form(kv.k_form);
   return (pair || (decode_form(kv.k_form) && decode_form(kv.v_form))) &&
          (kv.head_dim == 128 || kv.head_dim == 256 || kv.head_dim == 512) &&
          shared_memory_limit() >= size_t(kSharedBytes);

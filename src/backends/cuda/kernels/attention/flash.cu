@@ -186,10 +186,9 @@ struct Block {
     }
     const auto load = [&](int page, int side, float unit) {
       const int low = max(0, oldest - page * kPage), high = min(kPage, newest + 1 - page * kPage);
-      const bool infinite =
-          load_tile<D, kThreads>(find_region(a.kv, step, first_row.seq, query_page, page, kv_head, side), low,
-                                 high, side ? v_levels : k_levels, a.kv.tables, unit,
-                                 side ? &shared.v[0][0] : &shared.k[0][0]);
+      const bool infinite = load_tile<D, kThreads>(
+          find_region(a.kv, step, first_row.seq, query_page, page, kv_head, side), low, high,
+          side ? v_levels : k_levels, a.kv.tables, unit, side ? &shared.v[0][0] : &shared.k[0][0]);
       commit_copies();
       return infinite;
     };

@@ -23,20 +23,27 @@ struct Slice {
   // Pieces of 16 bytes of a row; a trellis row begins with the piece in front of its codes.
   static constexpr int kBefore = is_trellis(F) ? 1 : 0, kPieces = kBits + kBefore;
   static constexpr int kStride = F == KvForm::kTbq3Ht ? 80 : 16 * kPieces;
-  static constexpr int kBytes = kChunkKeys * kStride + (F == KvForm::kQ8_0 ? kChunkKeys * 8 : 0);
+  // Behind the rows: 8 bytes of scales a key, of q5_0 16 of fifth bits.
+  static constexpr int kScalesAt = kChunkKeys * kStride, kHighAt = kScalesAt + kChunkKeys * 8;
+  static constexpr int kBytes = !block_scales(F)     ? kScalesAt
+                                : F == KvForm::kQ5_0 ? kHighAt + kChunkKeys * 16
+                                                     : kHighAt;
   // Rows that a warp copies at once.
-  static constexpr int kRows =
-      kPieces <= 2 ? 16 : kPieces <= 4 ? 8 : kPieces <= 8 ? 4 : kPieces <= 16 ? 2 : 1;
+  static constexpr int kRows = kPieces <= 2    ? 16
+                               : kPieces <= 4  ? 8
+                               : kPieces <= 8  ? 4
+                               : kPieces <= 16 ? 2
+                                               : 1;
 };
 // Pairs of a query's values that are a product's right operands: of wide types a term after the other.
 constexpr int query_terms(KvForm form) { return wide_form(form) ? 2 : 1; }
 // Bytes of a type's table, and what its address must be a multiple of.
 __host__ __device__ constexpr int table_bytes(KvForm form) {
-  return is_trellis(form) ? (code_bits(form) == 2   ? 4096
-                             : code_bits(form) == 3 ? 16384
-                                                    : 32768)
-         : coded(form)    ? 65536
-                          : 0;
+  return is_trellis(form)                 ? (code_bits(form) == 2   ? 4096
+                                             : code_bits(form) == 3 ? 16384
+                                                                    : 32768)
+         : coded(form) || book_form(form) ? 65536
+                                          : 0;
 }
 
 // ---- copies ----
@@ -70,13 +77,18 @@ __device__ __forceinline__ void copy_slice(uint32_t slot, uint32_t to, const uin
     copy_to<16>(at, from + i * S::kRows * kRow, valid);
   }
 }
-// q8_0: the scales of the slice, 8 bytes a key.
-template <int D, bool kValues>
+// Of blocks: the scales of the slice, 8 bytes a key, and fifth bits.
+template <int D, KvForm F, bool kValues>
 __device__ __forceinline__ void copy_block_scales(uint32_t slot, const uint8_t* region, int key, int part,
                                                   int lane, int low, int high) {
-  if (lane < kChunkKeys)
-    copy_to<8>(slot + kChunkKeys * 128 + lane * 8, region + kPage * D + (key + lane) * (D / 16) + part * 8,
-               !kValues || (lane >= low && lane < high));
+  constexpr RegionPlanes kPlanes(F, D);
+  if (lane >= kChunkKeys) return;
+  const bool valid = !kValues || (lane >= low && lane < high);
+  copy_to<8>(slot + Slice<F>::kScalesAt + lane * 8,
+             region + kPlanes.scales_at() + (key + lane) * (D / 16) + part * 8, valid);
+  if constexpr (F == KvForm::kQ5_0)
+    copy_to<16>(slot + Slice<F>::kHighAt + lane * 16,
+                region + kPlanes.high_at() + (key + lane) * (D / 8) + part * 16, valid);
 }
 
 // ---- tables ----
@@ -92,14 +104,18 @@ __device__ __forceinline__ void fill_table(uint32_t table, int d) {
                    "r"(v.w)
                    : "memory");
     }
-  } else if constexpr (coded(F)) {
-    const float* level = kHeadTables.level[b - 2][size_index(d)];
+  } else if constexpr (coded(F) || book_form(F)) {
+    const float* level = F == KvForm::kTbq4_0   ? kCodecTables.tbq4.level
+                         : F == KvForm::kTbq3_0 ? kCodecTables.tbq3.level
+                                                : kHeadTables.level[b == 2 ? 0 : b - 2][size_index(d)];
+    constexpr float kUnit = book_form(F) ? 1 / kBytesUnit : 1;  // their products with scales may outrange f16
     constexpr int kMask = (1 << b) - 1;
     // Eight threads a row, 16 bytes of each half each.
 #pragma unroll 1
     for (int row = int(threadIdx.x) / 8; row < 256; row += int(blockDim.x) / 8) {
       const auto pair = [&](int at) {
-        return as_word(__floats2half2_rn(level[row >> at & kMask], level[row >> (at + b) & kMask]));
+        return as_word(
+            __floats2half2_rn(level[row >> at & kMask] * kUnit, level[row >> (at + b) & kMask] * kUnit));
       };
       const auto fill = [&](int half, uint32_t even, uint32_t odd) {
         asm volatile("st.shared.v4.u32 [%0], {%1,%2,%1,%2};" ::"r"(table + row * 256 + half * 128 +
@@ -267,6 +283,57 @@ __device__ __forceinline__ void score_wide(uint32_t slot, const uint32_t (&q)[16
   }
 }
 
+// Pair i of 16 values' codes of a run, times the scale.
+template <KvForm F>
+__device__ __forceinline__ uint32_t scaled_pair(const uint32_t* x, uint32_t fifth, int i, __half2 scale) {
+  uint32_t w = __byte_perm(x[i / 4], 0, i % 4 * 0x101);  // a byte in both halves
+  if constexpr (F == KvForm::kQ4_0) return scaled_nibbles<Nibbles::kSplit, 8>(w, scale);
+  const int at = 2 * i;
+  const uint32_t low = at > 4 ? fifth >> (at - 4) : fifth << (4 - at),
+                 high = at > 23 ? fifth >> (at - 23) : fifth << (23 - at);
+  w = (w & 0x00f0000fu) | (low & 0x10u) | (high & 0x01000000u);
+  return scaled_nibbles<Nibbles::kSplit, 16>(w, scale);
+}
+template <KvForm F>
+__device__ __forceinline__ void score_blocks(uint32_t slot, const uint32_t (&q)[8][2], uint32_t table,
+                                             int lane, float (&s)[2][4]) {
+  using S = Slice<F>;
+  const int g = lane / 4, t = lane % 4;
+  const uint32_t scales = slot + S::kScalesAt + lane * 2;
+  const __half2 first = __half2half2(load_half(scales)), second = __half2half2(load_half(scales + 64));
+  uint32_t x[4], y[4];
+  read_key_codes<F>(slot, g, t, x);
+  read_key_codes<F>(slot, g + 8, t, y);
+  if constexpr (step_form(F)) {
+    uint32_t above = 0, below = 0;
+    if constexpr (F == KvForm::kQ5_0)
+      above = load_shared(slot + S::kHighAt + lane * 4),
+      below = load_shared(slot + S::kHighAt + 128 + lane * 4);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      product(s[n % 2], scaled_pair<F>(x, above, 2 * n, first), scaled_pair<F>(y, below, 2 * n, second),
+              scaled_pair<F>(x, above, 2 * n + 1, first), scaled_pair<F>(y, below, 2 * n + 1, second),
+              q[n][0], q[n][1]);
+  } else {
+    const uint32_t mine = table + lane * 4;
+    uint32_t u[3], v[3];
+    if constexpr (S::kBits == 3)
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        u[i] = i < 2 ? __funnelshift_r(x[i], x[i + 1], 4) : x[i] >> 4;
+        v[i] = i < 2 ? __funnelshift_r(y[i], y[i + 1], 4) : y[i] >> 4;
+      }
+    const auto level = [&](const uint32_t* codes, const uint32_t* late, int i, __half2 scale) {
+      if constexpr (S::kBits == 3) return as_word(__hmul2(as_half2(load_six(codes, late, i, mine)), scale));
+      return as_word(__hmul2(as_half2(load_level(codes[i / 4], i % 4, mine)), scale));
+    };
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      product(s[n % 2], level(x, u, 2 * n, first), level(y, v, 2 * n, second), level(x, u, 2 * n + 1, first),
+              level(y, v, 2 * n + 1, second), q[n][0], q[n][1]);
+  }
+}
+
 // s += keys x queries over the slice. Two sums, so that products need not wait for each other.
 template <KvForm F>
 __device__ __forceinline__ void score_slice(uint32_t slot, const uint32_t (&q)[8 * query_terms(F)][2],
@@ -274,6 +341,8 @@ __device__ __forceinline__ void score_slice(uint32_t slot, const uint32_t (&q)[8
   const int g = lane / 4, t = lane % 4;
   if constexpr (wide_form(F)) {
     score_wide<F>(slot, q, lane, s);
+  } else if constexpr (step_form(F) || book_form(F)) {
+    score_blocks<F>(slot, q, table, lane, s);
   } else if constexpr (coded(F)) {
     score_codes<F>(slot, q, table, lane, s);
   } else if constexpr (F == KvForm::kF16) {
@@ -345,6 +414,13 @@ __device__ __forceinline__ void mix_trellis(uint32_t slot, const uint32_t (&w)[2
             __byte_perm(l[2], l[3], 0x5410), __byte_perm(l[2], l[3], 0x7632), w[0], w[1]);
   }
 }
+// Scales of keys (t, t + 8) and (t + 4, t + 12) for this lane's values.
+template <KvForm F>
+__device__ __forceinline__ void read_block_scales(uint32_t slot, int g, int t, __half2 (&scale)[2]) {
+  const uint32_t at = slot + Slice<F>::kScalesAt + t * 8 + g / 2 * 2;
+  scale[0] = __halves2half2(load_half(at), load_half(at + 64));
+  scale[1] = __halves2half2(load_half(at + 32), load_half(at + 96));
+}
 template <KvForm F>
 __device__ __forceinline__ void mix_codes(uint32_t slot, const uint32_t (&w)[2], uint32_t table, int lane,
                                           float (&out)[8][4]) {
@@ -355,13 +431,20 @@ __device__ __forceinline__ void mix_codes(uint32_t slot, const uint32_t (&w)[2],
   for (int k = 0; k < 4; ++k) read_codes<b>(slot, key_of(t, k), g, x[k]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) interleave<b>(x[2 * i], x[2 * i + 1], even[i], odd[i]);
+  __half2 scale[2];
+  if constexpr (book_form(F)) read_block_scales<F>(slot, g, t, scale);
+  const auto scaled = [&](uint32_t level, int i) {
+    if constexpr (book_form(F)) return as_word(__hmul2(as_half2(level), scale[i]));
+    return level;
+  };
   if constexpr (b == 4) {
     const uint32_t mine = table + lane * 4;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int i = j / 4, k = j % 4;
-      product(out[j], load_level(even[0][i], k, mine), load_level(odd[0][i], k, mine),
-              load_level(even[1][i], k, mine), load_level(odd[1][i], k, mine), w[0], w[1]);
+      product(out[j], scaled(load_level(even[0][i], k, mine), 0), scaled(load_level(odd[0][i], k, mine), 0),
+              scaled(load_level(even[1][i], k, mine), 1), scaled(load_level(odd[1][i], k, mine), 1), w[0],
+              w[1]);
     }
   } else if constexpr (b == 3) {
     const uint32_t mine = table + lane * 4;
@@ -373,8 +456,10 @@ __device__ __forceinline__ void mix_codes(uint32_t slot, const uint32_t (&w)[2],
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      product(out[j], load_six(even[0], even_late[0], j, mine), load_six(odd[0], odd_late[0], j, mine),
-              load_six(even[1], even_late[1], j, mine), load_six(odd[1], odd_late[1], j, mine), w[0], w[1]);
+      product(out[j], scaled(load_six(even[0], even_late[0], j, mine), 0),
+              scaled(load_six(odd[0], odd_late[0], j, mine), 0),
+              scaled(load_six(even[1], even_late[1], j, mine), 1),
+              scaled(load_six(odd[1], odd_late[1], j, mine), 1), w[0], w[1]);
   } else {
     const uint32_t mine = table + lane * 8;
 #pragma unroll
@@ -384,6 +469,46 @@ __device__ __forceinline__ void mix_codes(uint32_t slot, const uint32_t (&w)[2],
       product(out[2 * m], a.x, c.x, d.x, e.x, w[0], w[1]);
       product(out[2 * m + 1], a.y, c.y, d.y, e.y, w[0], w[1]);
     }
+  }
+}
+
+// Fifth bits of this lane's 16 values of two keys, each in a half.
+__device__ __forceinline__ uint32_t read_fifth(uint32_t high, int g, int key) {
+  const uint32_t at = high + key * 16 + g / 2 * 4, a = load_shared(at), b = load_shared(at + 8 * 16);
+  return __byte_perm(a, b, g % 2 ? 0x7632 : 0x5410);
+}
+template <KvForm F>
+__device__ __forceinline__ void mix_steps(uint32_t slot, const uint32_t (&w)[2], int lane,
+                                          float (&out)[8][4]) {
+  constexpr bool kFive = F == KvForm::kQ5_0;
+  const int g = lane / 4, t = lane % 4;
+  uint32_t x[4][2], fifth[2] = {};
+  __half2 scale[2];
+  read_block_scales<F>(slot, g, t, scale);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) read_codes<4>(slot, key_of(t, k), g, x[k]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if constexpr (kFive) fifth[i] = read_fifth(slot + Slice<F>::kHighAt, g, t + 4 * i);
+  // Bit `from` of both halves at bit `to` of them.
+  const auto bits = [](uint32_t v, int from, int to) {
+    return (from > to ? v >> (from - to) : v << (to - from)) & (0x00010001u << to);
+  };
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    uint32_t even[2], odd[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t two = __byte_perm(x[2 * i][j / 4], x[2 * i + 1][j / 4], j % 4 | (4 + j % 4) << 8);
+      uint32_t lower = two, upper = two;
+      if constexpr (kFive) {
+        lower = (two & 0x000f000fu) | bits(fifth[i], 2 * j, 4);
+        upper = (two & 0x00f000f0u) | bits(fifth[i], 2 * j + 1, 8);
+      }
+      even[i] = scaled_nibbles < Nibbles::kLower, kFive ? 16 : 8 > (lower, scale[i]);
+      odd[i] = scaled_nibbles < Nibbles::kUpper, kFive ? 16 : 8 > (upper, scale[i]);
+    }
+    product(out[j], even[0], odd[0], even[1], odd[1], w[0], w[1]);
   }
 }
 
@@ -417,8 +542,8 @@ __device__ __forceinline__ void mix_wide(uint32_t slot, const uint32_t (&w)[4], 
 #pragma unroll
       for (int k = 0; k < 4; ++k)
         x[k] = load_shared4(slot + key_of(t, k) * 512 + piece_place<F, true>(t, 4 * g + u) * 16);
-      const auto mix = [&](int j, uint32_t x0, uint32_t y0, uint32_t x1, uint32_t y1, uint32_t x2, uint32_t y2,
-                           uint32_t x3, uint32_t y3) {
+      const auto mix = [&](int j, uint32_t x0, uint32_t y0, uint32_t x1, uint32_t y1, uint32_t x2,
+                           uint32_t y2, uint32_t x3, uint32_t y3) {
         const Terms a = two_terms(x0, x1), b = two_terms(y0, y1), c = two_terms(x2, x3),
                     d = two_terms(y2, y3);
         product_bf16(out[j], a.high, b.high, c.high, d.high, w[0], w[1]);
@@ -438,6 +563,10 @@ __device__ __forceinline__ void mix_slice(uint32_t slot, const uint32_t (&w)[2 *
   const int g = lane / 4, t = lane % 4;
   if constexpr (wide_form(F)) {
     mix_wide<F>(slot, w, lane, out);
+  } else if constexpr (step_form(F)) {
+    mix_steps<F>(slot, w, lane, out);
+  } else if constexpr (book_form(F)) {
+    mix_codes<F>(slot, w, table, lane, out);
   } else if constexpr (is_trellis(F)) {
     mix_trellis<F>(slot, w, table, lane, out);
   } else if constexpr (coded(F)) {

@@ -16,7 +16,7 @@ constexpr uint32_t kReserved = 1024;  // of shared memory, by the system, in fro
 // Shared memory by its own addresses: what teams exchange, a table a type, a ring of slots a warp. A table of
 // rows lies at a multiple of its size; rings fill the room before and behind it.
 constexpr int kExchange = 28672, kWideExchange = 32768;  // with weights in two terms
-constexpr int kSharedBytes = 229376;  // up to this address, whatever the types
+constexpr int kSharedBytes = 229376;                     // up to this address, whatever the types
 static_assert(kSharedBytes <= 232448);
 
 // The types of a pass: known when compiled, or read from the arguments.
@@ -84,7 +84,8 @@ constexpr bool fits(uint32_t base, int front, int table_at, int tables, int back
 }
 static_assert(fits(kReserved, 4 * 8192, 65536, 65536, 12 * 8192) &&
               fits(kReserved, 8 * 4096, 65536, 131072, 8 * 4096) &&
-              fits(kReserved, 0, 32768, 32768, 163840) && kReserved + kExchange + 16 * 12288 <= kSharedBytes &&
+              fits(kReserved, 0, 32768, 32768, 163840) &&
+              kReserved + kExchange + 16 * 12288 <= kSharedBytes &&
               kWideExchange + 16 * 12288 <= kSharedBytes);
 
 // Slices that a warp has on their way or in use.
@@ -93,6 +94,10 @@ constexpr int slots_of(KvForm form, int ring, int team) {
                     : form == KvForm::kBf16   ? 4096
                     : form == KvForm::kF32    ? 8192
                     : form == KvForm::kQ8_0   ? Slice<KvForm::kQ8_0>::kBytes
+                    : form == KvForm::kQ5_0   ? Slice<KvForm::kQ5_0>::kBytes
+                    : form == KvForm::kQ4_0   ? Slice<KvForm::kQ4_0>::kBytes
+                    : form == KvForm::kTbq3_0 ? Slice<KvForm::kTbq3_0>::kBytes
+                    : form == KvForm::kTbq4_0 ? Slice<KvForm::kTbq4_0>::kBytes
                     : form == KvForm::kTbq2H  ? Slice<KvForm::kTbq2H>::kBytes
                     : form == KvForm::kTbq3H  ? Slice<KvForm::kTbq3H>::kBytes
                     : form == KvForm::kTbq4H  ? Slice<KvForm::kTbq4H>::kBytes
@@ -208,11 +213,12 @@ constexpr float kHeadroom = 6;  // powers of two: weights stay below 2^13, and f
 
 // Scores of this warp's 16 keys (rows g, g + 8; heads 2 t, 2 t + 1) to weights of the whole team.
 template <int D, int kTerms>
-__device__ __forceinline__ void weigh(const Warp<D, kTerms>& warp, const float (&x)[4], const float (&scale)[2],
-                                      Sums& sums) {
+__device__ __forceinline__ void weigh(const Warp<D, kTerms>& warp, const float (&x)[4],
+                                      const float (&scale)[2], Sums& sums) {
   constexpr int kTeam = Warp<D>::kTeam;
   const int g = warp.lane / 4, t = warp.lane % 4;
-  const uint32_t mine = warp.weights_at(warp.part), to = mine + t * 64 * kTerms + g % 4 * 8 * kTerms + g / 4 * 4;
+  const uint32_t mine = warp.weights_at(warp.part),
+                 to = mine + t * 64 * kTerms + g % 4 * 8 * kTerms + g / 4 * 4;
   float p[4];
   const auto leave = [&] {
     const float inverse = __uint_as_float(0x7f000000u - __float_as_uint(sums.unit));  // of a power of two
@@ -370,7 +376,8 @@ __device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, int firs
 
 // Sums of the teams, in order, to this block's part of every head.
 template <int D, int kTerms>
-__device__ __forceinline__ void leave_parts(const Warp<D, kTerms>& warp, int64_t first_part, const Sums& sums) {
+__device__ __forceinline__ void leave_parts(const Warp<D, kTerms>& warp, int64_t first_part,
+                                            const Sums& sums) {
   constexpr int kTeams = Warp<D>::kTeams, kTeam = Warp<D>::kTeam, kStat = kDecodeHeads * 4;
   const AttentionArgs& a = warp.a;
   // Of every warp its totals; of every team peaks and units; then factors of every team.

@@ -131,8 +131,8 @@ inline __device__ __noinline__ void copy_pairs(KvForm form, uint8_t* to) {
   wait_copies<0>();
 }
 
-// Rows [low, high) of a region into the tile (row stride D + 8), zeros elsewhere, times `by`; true when a value
-// of this thread is infinite.
+// Rows [low, high) of a region into the tile (row stride D + 8), zeros elsewhere, times `by`; true when a
+// value of this thread is infinite.
 template <int D, int kThreads, KvForm F>
 __device__ __noinline__ bool load_units(const uint8_t* data, int low, int high, const LevelBytes& levels,
                                         const KvTables& tables, __half by, __half* tile) {

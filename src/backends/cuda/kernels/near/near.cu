@@ -60,10 +60,10 @@ struct Shared {
   __half q[kTerms][kHeads][D + 8];
   float score[kParts][kN][kHeads + 2];
   float largest[kHeads], total[kHeads];
-  alignas(16) __half fresh[kFirst < kN ? D + 8 : 8];                  // the new value, until its place is free
-  std::conditional_t<F::kPlain, NoLevels, Levels> levels[2];          // keys, values
-  alignas(16) uint8_t codes[2][F::kPlain ? 16 : D];  // of a new row, where its fit is in doubt
-  Region region[kPages][2];                          // of the pages of its keys; keys, values
+  alignas(16) __half fresh[kFirst < kN ? D + 8 : 8];          // the new value, until its place is free
+  std::conditional_t<F::kPlain, NoLevels, Levels> levels[2];  // keys, values
+  alignas(16) uint8_t codes[2][F::kPlain ? 16 : D];           // of a new row, where its fit is in doubt
+  Region region[kPages][2];                                   // of the pages of its keys; keys, values
 
   struct Mixed {
     float sums[kHeads][D];
@@ -179,8 +179,8 @@ __device__ __forceinline__ bool load_rows(const NearArgs& a, const Keys& keys, i
 #pragma unroll 1
   while (begin < end) {
     const int key = keys.begin + begin, first = key % kPage, rows = min(end - begin, kPage - first);
-    infinite |= load_page<S::kDim, typename S::Forms>(shared.region[keys.page_of(key)][side], first, rows, unit,
-                                                      levels, a.kv.tables.tcq_level,
+    infinite |= load_page<S::kDim, typename S::Forms>(shared.region[keys.page_of(key)][side], first, rows,
+                                                      unit, levels, a.kv.tables.tcq_level,
                                                       side ? shared.value(begin) : shared.key(begin), t);
     begin += rows;
   }
@@ -194,8 +194,8 @@ __device__ __forceinline__ void clear_values(int begin, int end, S& shared, int 
     *reinterpret_cast<uint4*>(shared.value(i / kUnits) + i % kUnits * 8) = {0, 0, 0, 0};
 }
 
-// What is loaded before the queries are there: keys, and values as far as they have room beside them; then the
-// other values, when the keys in their place have been scored. One loop's body: its code is fetched once.
+// What is loaded before the queries are there: keys, and values as far as they have room beside them; then
+// the other values, when the keys in their place have been scored. One loop's body: its code is fetched once.
 template <typename S>
 __device__ __forceinline__ bool load_phase(const NearArgs& a, const Keys& keys, int phase, float unit,
                                            S& shared) {
@@ -356,10 +356,10 @@ __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, 
   if (!query && !owns) return;
   const int place = keys.pos - keys.begin, token = keys.pos % kPage;
   const Region& region = shared.region[keys.page_of(keys.pos)][max(made.side, 0)];
-  __half* to = query                                     ? shared.q[0][warp]
-               : !made.side                              ? shared.key(place)
+  __half* to = query                                        ? shared.q[0][warp]
+               : !made.side                                 ? shared.key(place)
                : S::kFirst < S::kKeys && place >= S::kFirst ? shared.fresh
-                                                         : shared.value(place);
+                                                            : shared.value(place);
   if (!query && !made.job) {  // another layer stored it, as f16: its page is not full
 #pragma unroll 1
     for (int i = lane; i < D / 8; i += 32) copy_async(to + 8 * i, region.data + (token * D + 8 * i) * 2);
@@ -564,7 +564,8 @@ __device__ __forceinline__ void merge(const NearArgs& a, S& shared, int head, in
   if (basis == KvBasis::kHeadWide) return unrotate<D>(x, shared, out);
   if (t < min(D, 256))
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) (basis == KvBasis::kModel ? out : shared.mixed().merged)[t + 256 * e] = x[e];
+    for (int e = 0; e < kEach; ++e)
+      (basis == KvBasis::kModel ? out : shared.mixed().merged)[t + 256 * e] = x[e];
   if (basis == KvBasis::kModel || !Forms::kKnown) return;
   __syncthreads();
   if (t >= 32) return;
