@@ -36,8 +36,9 @@ Rig::Rig(backends::Backend& backend, const RigSpec& spec) : backend_(backend), s
   const backends::Caps caps = backend.caps();
   const bool flash = spec.flash && !outranges_flash(caps, spec.k) && !outranges_flash(caps, spec.v);
   spec_.kernel = !flash ? Kernel::kSingle : caps.name == "cuda" ? Kernel::kHalves : Kernel::kCodes;
-  // A few rows have a kernel of their own (where the device has one); prompts are in single precision.
-  if (spec.flash && !flash && spec.k == spec.v) spec_.kernel = Kernel::kTerms;
+  // A few rows have a kernel of their own on Hopper; prompts are in single precision.
+  if (spec.flash && !flash && spec.k == spec.v && spec.head_dim >= 128 && caps.isa.starts_with("sm_90"))
+    spec_.kernel = Kernel::kTerms;
   make_tables();
   make_graph();
   backend_.upload(graph_, {}, {});
