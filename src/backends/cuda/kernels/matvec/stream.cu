@@ -11,17 +11,11 @@ constexpr int kMaxChunkRows = 16;
 constexpr int kChunkBytes = 6144;  // of one matrix, about: what a copy should be worth
 
 // A chunk is a run of matrix rows: of both matrices of a gated pair.
-struct Kernel {
-  StreamPart parts[3];
-  StreamRow row;
-  uint64_t* best;  // greatest key of the outputs, or null
-  int n_parts;
+struct Kernel : StreamProduct {
   int chunks_each, chunks_more;  // of a block; the first blocks have one more
-  int sides;                     // matrices: 2 for a gated pair
   int log_rows, log_split;       // rows of a chunk and side; warps that share a matrix row
   int log_slots;                 // matrix rows at a time
   int stages, stage_magic;       // i / stages == i * stage_magic >> 16
-  int row_bytes[kPlanes];        // of one matrix row
   int plane_at[kPlanes];         // in one side of a stage
   int side_bytes;
 };
@@ -121,6 +115,14 @@ __device__ __forceinline__ void store(const Kernel& k, const float* sums, int be
   if (k.best) leave_best(key, reinterpret_cast<uint64_t*>(memory.scratch), k.best);
 }
 
+// The fetching warp goes on, the workers wait for each other and for the barriers that it made.
+__device__ __forceinline__ void barriers_are_made() {
+  asm volatile("bar.arrive 2, %0;" ::"n"(kStreamThreads) : "memory");
+}
+__device__ __forceinline__ void workers_sync_with_barriers() {
+  asm volatile("bar.sync 2, %0;" ::"n"(kStreamThreads) : "memory");
+}
+
 // One warp asks for the weights of this block, chunk after chunk; the others make the row, multiply and
 // store.
 template <WeightForm F>
@@ -133,17 +135,19 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   uint8_t* stages = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
   float* sums = reinterpret_cast<float*>(stages + k.stages * k.sides * k.side_bytes);
   const int begin = chunk_of(k, int(blockIdx.x)), end = chunk_of(k, int(blockIdx.x) + 1);
-  if (const int s = int(threadIdx.x) - kWorkers; s >= 0 && s < k.stages) {
-    init_barrier(&memory.full[s], 1);
-    init_barrier(&memory.empty[s], k.sides << (k.log_rows + k.log_split));
-    publish_barriers();
-  }
-  __syncthreads();
-  if (threadIdx.x >= kWorkers) {
-    if (threadIdx.x == kWorkers) fetch<F>(k, memory, stages, begin, end);
+  if (const int s = int(threadIdx.x) - kWorkers; s >= 0) {
+    if (s < k.stages) {
+      init_barrier(&memory.full[s], 1);
+      init_barrier(&memory.empty[s], k.sides << (k.log_rows + k.log_split));
+      publish_barriers();
+    }
+    __syncwarp();
+    barriers_are_made();
+    if (s == 0) fetch<F>(k, memory, stages, begin, end);
     return;
   }
   make_row<false, false>(k.row, q, meta, memory);
+  workers_sync_with_barriers();
   const int n_outputs = (end - begin) << k.log_rows;
   multiply_rows<F>(k, memory, stages, InputView{nullptr, {q, meta}, k.row.n}, sums, n_outputs * k.sides);
   workers_sync();
@@ -193,29 +197,16 @@ void share_stages(Kernel& k, int chunks) {
 template <WeightForm F>
 void run(const Launch& how, const StreamArgs& args) {
   const MatvecArgs& product = args.product;
-  Kernel k{};
-  k.row = stream_row(args);
-  k.best = args.best;
-  k.n_parts = product.n_parts;
   const int rows = chunk_rows(product);
+  Kernel k{stream_product(args, rows)};
   k.log_rows = log2_of(rows);
-  k.sides = product.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
   const int n_units = k.row.n / Unit<F>::kValues;
   while (32 * kUnits<F> << k.log_split < n_units) ++k.log_split;
-  const PlaneBytes one = plane_bytes(F, k.row.n, rows);
-  const int64_t planes[kPlanes] = {one.codes, one.high, one.aux, one.aux2};
   for (int p = 0; p < kPlanes; ++p) {
-    k.row_bytes[p] = int(planes[p] / rows);
     k.plane_at[p] = k.side_bytes;
-    k.side_bytes += int(planes[p]);
+    k.side_bytes += k.row_bytes[p] * rows;
   }
-  int n_chunks = 0;
-  for (int p = 0; p < k.n_parts; ++p) {
-    const MatvecPart& from = product.parts[p];
-    k.parts[p] = stream_part(from, k.row_bytes);
-    k.parts[p].first = n_chunks;
-    n_chunks += from.n_out / rows;
-  }
+  const int n_chunks = k.n_firsts;
   const int blocks = std::min(kStreamBlocks, n_chunks), each = (n_chunks + blocks - 1) / blocks;
   k.chunks_each = n_chunks / blocks;
   k.chunks_more = n_chunks % blocks;
@@ -230,26 +221,36 @@ void run(const Launch& how, const StreamArgs& args) {
 
 }  // namespace
 
-StreamRow stream_row(const StreamArgs& args) {
-  return {args.norm, args.product.x, 1.0f / float(args.product.n_in), args.product.n_in};
-}
-
-StreamPart stream_part(const MatvecPart& from, const int (&row_bytes)[kPlanes]) {
-  StreamPart to{};
-  const bool pair = from.w2.form != WeightForm::kNone;
-  for (int side = 0; side <= int(pair); ++side) {
-    const MatrixView& w = side ? from.w2 : from.w;
-    const uint8_t* base[kPlanes] = {w.codes, w.high, w.aux, w.aux2};
-    for (int i = 0; i < kPlanes; ++i)
-      if (base[i]) to.plane[side][i] = base[i] + int64_t(from.first_row) * row_bytes[i];
+StreamProduct stream_product(const StreamArgs& args, int rows) {
+  const MatvecArgs& product = args.product;
+  StreamProduct k{};
+  k.row = {args.norm, product.x, 1.0f / float(product.n_in), product.n_in};
+  k.best = args.best;
+  k.n_parts = product.n_parts;
+  const bool pair = product.parts[0].w2.form != WeightForm::kNone;
+  k.sides = pair ? 2 : 1;
+  const GroupBytes group = group_bytes(product.parts[0].w.form);
+  const double bytes[kPlanes] = {double(group.codes), double(group.high), group.aux, group.aux2};
+  for (int i = 0; i < kPlanes; ++i) k.row_bytes[i] = int(bytes[i] * (product.n_in / 32));
+  for (int p = 0; p < k.n_parts; ++p) {
+    const MatvecPart& from = product.parts[p];
+    StreamPart& to = k.parts[p];
+    for (int side = 0; side < k.sides; ++side) {
+      const MatrixView& w = side ? from.w2 : from.w;
+      const uint8_t* base[kPlanes] = {w.codes, w.high, w.aux, w.aux2};
+      for (int i = 0; i < kPlanes; ++i)
+        if (base[i]) to.plane[side][i] = base[i] + int64_t(from.first_row) * k.row_bytes[i];
+    }
+    to.out = from.out;
+    to.mul = from.mul;
+    to.residual = from.residual;
+    to.softcap = from.softcap;
+    to.inverse_softcap = from.softcap > 0 ? 1.0f / from.softcap : 0.0f;
+    to.gelu = from.gelu || pair;
+    to.first = k.n_firsts;
+    k.n_firsts += from.n_out / rows;
   }
-  to.out = from.out;
-  to.mul = from.mul;
-  to.residual = from.residual;
-  to.softcap = from.softcap;
-  to.inverse_softcap = from.softcap > 0 ? 1.0f / from.softcap : 0.0f;
-  to.gelu = from.gelu || pair;
-  return to;
+  return k;
 }
 
 bool can_stream(const MatvecArgs& args) {

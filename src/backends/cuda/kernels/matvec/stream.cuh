@@ -21,7 +21,7 @@ struct StreamPart {
   const float* mul;
   const float* residual;
   float softcap, inverse_softcap;
-  int first;  // among what the launch makes: a chunk or a row
+  int first;  // among what all parts make: a chunk or a row
   bool gelu;
 };
 
@@ -30,6 +30,16 @@ struct StreamRow {
   const float* x;
   float inverse_n;
   int n;
+};
+
+// One product, and its row.
+struct StreamProduct {
+  StreamPart parts[3];
+  StreamRow row;
+  uint64_t* best;          // greatest key of the outputs, or null
+  int n_parts, sides;      // sides: matrices, 2 for a gated pair
+  int row_bytes[kPlanes];  // of one matrix row
+  int n_firsts;            // what the parts' `first` counts, of all of them
 };
 
 struct StreamMemory {
@@ -64,58 +74,52 @@ __device__ __forceinline__ float4 times(float4 a, float4 b, float s) {
 inline constexpr int kRowBatch = 3, kRowStep = 4 * kWorkers;
 static_assert(kMaxNormedRow <= kRowBatch * kRowStep);
 
-// Of the vector's four values i..: those past the first step are only brought near.
-__device__ __forceinline__ float4 begin_weight(const float* w, int i, int n) {
-  if (!w) return {1, 1, 1, 1};
-#pragma unroll
-  for (int j = 1; j < kRowBatch; ++j)
-    if (i + j * kRowStep < n && threadIdx.x % 8 == 0)
-      asm volatile("prefetch.global.L1 [%0];" ::"l"(w + i + j * kRowStep));
-  return i < n ? load_float4(w + i) : float4{1, 1, 1, 1};
-}
-__device__ __forceinline__ float4 weight_of(const float* w, float4 first, int i, int j, int n) {
-  if (j == 0 || !w || i >= n) return first;
-  return load_float4(w + i);
-}
-
 // The worker's values of the normed row; the first block stores the norms' outputs where they are wanted.
-__device__ __forceinline__ void make_norm(const NormArgs& a, float inverse_n, StreamMemory& memory,
+// Weights are here before the row is.
+template <int kBatches>
+__device__ __forceinline__ void make_norm(const StreamRow& row, StreamMemory& memory,
                                           float4 (&v)[kRowBatch]) {
+  const NormArgs& a = row.norm;
   const int at = 4 * int(threadIdx.x);
   const bool writes = blockIdx.x == 0;
-  const float4 w = begin_weight(a.w, at, a.n), w_second = begin_weight(a.w_second, at, a.n);
-  float4 r[kRowBatch];
+  float4 w[kBatches], w_second[kBatches], r[kBatches];
+#pragma unroll
+  for (int j = 0; j < kBatches; ++j) {
+    const int i = at + j * kRowStep;
+    w[j] = w_second[j] = {1, 1, 1, 1};
+    if (a.w && i < a.n) w[j] = load_float4(a.w + i);
+    if (a.w_second && i < a.n) w_second[j] = load_float4(a.w_second + i);
+  }
   wait_for_inputs();
   float sum = 0;
 #pragma unroll
-  for (int j = 0; j < kRowBatch; ++j) {
+  for (int j = 0; j < kBatches; ++j) {
     const int i = at + j * kRowStep;
     v[j] = r[j] = {};
     if (i < a.n) v[j] = load_float4(a.x + i);
     if (a.residual && i < a.n) r[j] = load_float4(a.residual + i);
   }
 #pragma unroll
-  for (int j = 0; j < kRowBatch; ++j) sum += square(v[j]);
-  const float inverse = rsqrtf(workers_sum(sum, memory.scratch[0]) * inverse_n + a.eps);
+  for (int j = 0; j < kBatches; ++j) sum += square(v[j]);
+  sum = workers_sum(sum, memory.scratch[0]);
+  const float inverse = rsqrtf(sum * row.inverse_n + a.eps);
   sum = 0;
 #pragma unroll
-  for (int j = 0; j < kRowBatch; ++j) {
+  for (int j = 0; j < kBatches; ++j) {
     const int i = at + j * kRowStep;
-    if (i >= a.n) break;
-    const float4 y = times(v[j], weight_of(a.w, w, i, j, a.n), inverse);
+    const float4 y = times(v[j], w[j], inverse);
     v[j] = {(y.x + r[j].x) * a.scale, (y.y + r[j].y) * a.scale, (y.z + r[j].z) * a.scale,
             (y.w + r[j].w) * a.scale};
-    if (writes && a.out) *reinterpret_cast<float4*>(a.out + i) = v[j];
+    if (writes && a.out && i < a.n) *reinterpret_cast<float4*>(a.out + i) = v[j];
     sum += square(v[j]);
   }
   if (!a.w_second) return;
-  const float inverse_second = rsqrtf(workers_sum(sum, memory.scratch[1]) * inverse_n + a.eps_second);
+  const float inverse_second = rsqrtf(workers_sum(sum, memory.scratch[1]) * row.inverse_n + a.eps_second);
 #pragma unroll
-  for (int j = 0; j < kRowBatch; ++j) {
+  for (int j = 0; j < kBatches; ++j) {
     const int i = at + j * kRowStep;
-    if (i >= a.n) break;
-    v[j] = times(v[j], weight_of(a.w_second, w_second, i, j, a.n), inverse_second);
-    if (writes && a.second) *reinterpret_cast<float4*>(a.second + i) = v[j];
+    v[j] = times(v[j], w_second[j], inverse_second);
+    if (writes && a.second && i < a.n) *reinterpret_cast<float4*>(a.second + i) = v[j];
   }
 }
 
@@ -141,8 +145,8 @@ __device__ __forceinline__ GroupMeta meta_of(float largest, int low, int up) {
   return {scale, int(uint32_t(uint16_t(low)) | uint32_t(uint16_t(up)) << 16)};
 }
 
-// Four values a lane, eight lanes a group, as the row's int8 groups: what quantize_lanes() makes. kSplit: the
-// even words of a group before the odd ones.
+// Four values a lane, eight lanes a group, as the row's int8 groups: what quantize_lanes() makes. `at`: of
+// the warp's first value. kSplit: the even words of a group before the odd ones.
 template <bool kSplit, bool kFloatSums>
 __device__ __forceinline__ void store_four(float4 v, int lane, int8_t* q, GroupMeta* meta) {
   float largest = largest_of(v);
@@ -187,14 +191,17 @@ __device__ __forceinline__ void store_sixteen(const float4 (&v)[4], bool has, in
 // Rows up to here are read whole, four values a lane.
 inline constexpr int kLanes4 = 4 * kRowStep;
 
-// The row as int8 groups in shared memory.
+// The row as int8 groups in shared memory, for this thread to see after the next barrier of all workers.
 template <bool kSplit, bool kFloatSums>
 __device__ __forceinline__ void make_row(const StreamRow& row, int8_t* q, GroupMeta* meta,
                                          StreamMemory& memory) {
   const int n = row.n, t = int(threadIdx.x), lane = t % 32;
   if (row.norm.x) {
     float4 v[kRowBatch];
-    make_norm(row.norm, row.inverse_n, memory, v);
+    if (n <= kRowStep)
+      make_norm<1>(row, memory, v);
+    else
+      make_norm<kRowBatch>(row, memory, v);
 #pragma unroll
     for (int j = 0; j < kRowBatch; ++j) {
       const int at = j * kRowStep + t / 32 * 128;  // of the warp; n is a multiple of 128
@@ -231,7 +238,6 @@ __device__ __forceinline__ void make_row(const StreamRow& row, int8_t* q, GroupM
       for (int j = 0; j < 4; ++j) v[j] = after[j];
     }
   }
-  workers_sync();
 }
 
 __device__ __forceinline__ const StreamPart& part_of(const StreamPart (&parts)[3], int n_parts, int at) {
@@ -285,10 +291,8 @@ __device__ __forceinline__ void leave_best(uint64_t key, uint64_t* keys, uint64_
   atomicMax(reinterpret_cast<unsigned long long*>(best), static_cast<unsigned long long>(key));
 }
 
-// Of the launch's arguments: the row, and what becomes of each part (without `first`). row_bytes: of a matrix
-// row in each plane.
-StreamRow stream_row(const StreamArgs& args);
-StreamPart stream_part(const MatvecPart& from, const int (&row_bytes)[kPlanes]);
+// `rows`: of what the parts' `first` counts.
+StreamProduct stream_product(const StreamArgs& args, int rows);
 
 // Eight matrix rows at a time, by the matrix units; false when this product is not one of theirs.
 bool run_tiles(const Launch& how, const StreamArgs& args);

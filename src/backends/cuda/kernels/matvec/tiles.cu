@@ -18,16 +18,11 @@ namespace {
 constexpr int kTileRows = 8;
 constexpr int kHalfMemory = 232448 / 2 - 1024;  // two launches share a multiprocessor
 
-struct Tiles {
-  StreamPart parts[3];  // first: of their rows
-  StreamRow row;
-  uint64_t* best;
-  int n_parts, sides;
+struct Tiles : StreamProduct {
   int rows_each, rows_more;   // of a block of threads; the first ones have one more
   int n_blocks, n_runs;       // of 256 values in a row; runs of them that a warp takes at a time
   int n_tiles, tile_outputs;  // of a block of threads; rows of one matrix in a tile
   int share, most_shares;     // runs a warp; warps that share a tile, at most
-  int row_bytes[kPlanes];
 };
 
 // How a block of a tile lies in a ring, 16 bytes a piece. Codes stand so that a quarter of a warp meets every
@@ -83,7 +78,7 @@ __device__ __forceinline__ void multiply_uint8(int (&c)[4], int a0, int a1, int 
 }
 
 // Every other word of a group into x, in lanes that have a part of operand B; the others keep zeros.
-__device__ __forceinline__ void load_activations(int (&x)[4], const int8_t* from, bool mine) {
+__device__ __forceinline__ void load_activations(int (&x)[4], uint32_t from, bool mine) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
@@ -91,7 +86,7 @@ __device__ __forceinline__ void load_activations(int (&x)[4], const int8_t* from
       "@p ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
       "}\n"
       : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
-      : "r"(shared_address(from)), "r"(int(mine)));
+      : "r"(from), "r"(int(mine)));
 }
 
 // Scales and minimums in a header of a block: sums of the activations are kept times their scale, as f32.
@@ -123,7 +118,7 @@ __device__ __forceinline__ float add_headed(const int4& header, uint32_t j, cons
 // What this lane's groups of a block add to its row. `q`: of the lane's column of operand B; `meta`: of its
 // first group.
 template <WeightForm F>
-__device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t r, uint32_t j, const int8_t* q,
+__device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t r, uint32_t j, uint32_t q,
                                                 bool column, int (&x)[4], const GroupMeta* meta, float acc) {
   using S = Staged<F>;
   const uint8_t* high = stage + S::kHighAt + r * 16 * S::kHigh + j * S::kGroup.high;
@@ -165,6 +160,19 @@ __device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t r
   return acc;
 }
 
+// The outputs of this block of threads and the runs of this warp.
+struct Share {
+  int warp, lane, begin, end, first, last;
+  __device__ __forceinline__ explicit Share(const Tiles& k) {
+    int thread = int(threadIdx.x), block = int(blockIdx.x);
+    asm volatile("" : "+r"(thread), "+r"(block));
+    warp = thread / 32, lane = thread % 32;
+    begin = block * k.rows_each + min(block, k.rows_more);
+    end = begin + k.rows_each + int(block < k.rows_more);
+    first = warp * k.share, last = min(first + k.share, k.n_tiles * k.n_runs);
+  }
+};
+
 // A warp's copies, block after block of tile after tile. Lane 4 r + j copies of row r.
 template <WeightForm F>
 struct Copies {
@@ -179,10 +187,17 @@ struct Copies {
   int tile, block;
   bool mine;
 
-  __device__ __forceinline__ void begin_tile(const Tiles& k, int begin, int end, int lane) {
-    const int r = lane / 4, side = k.sides == 2 ? r / 4 : 0, in_side = k.sides == 2 ? r % 4 : r;
-    const int output = begin + tile * k.tile_outputs + in_side;
-    mine = in_side < k.tile_outputs && output < end;
+  __device__ __forceinline__ Copies(const Tiles& k, const Share& share, int run) {
+    tile = run / k.n_runs;
+    block = S::kRun * (run - tile * k.n_runs);
+    begin_tile(k, share);
+  }
+
+  __device__ __forceinline__ void begin_tile(const Tiles& k, const Share& share) {
+    const int lane = share.lane, r = lane / 4, side = k.sides == 2 ? r / 4 : 0,
+              in_side = k.sides == 2 ? r % 4 : r;
+    const int output = share.begin + tile * k.tile_outputs + in_side;
+    mine = in_side < k.tile_outputs && output < share.end;
     if (!mine) return;
     const StreamPart& part = part_of(k.parts, k.n_parts, output);
 #pragma unroll
@@ -212,7 +227,8 @@ struct Copies {
     }
   }
 
-  __device__ __forceinline__ void next(const Tiles& k, int begin, int end, int lane, uint8_t* stage) {
+  __device__ __forceinline__ void next(const Tiles& k, const Share& share, uint8_t* stage) {
+    const int lane = share.lane;
     if (mine) {
       copy(stage, lane, 0);
       if (S::kRun > 1 && block + 1 < k.n_blocks) copy(stage + S::kBytes, lane, 1);
@@ -223,20 +239,21 @@ struct Copies {
     block += S::kRun;
     if (block >= k.n_blocks) {
       block = 0, ++tile;
-      begin_tile(k, begin, end, lane);
+      begin_tile(k, share);
     }
   }
 };
 
 // This warp's share: sums[tile][row of the tile][warp among those that share the tile].
 template <WeightForm F>
-__device__ __forceinline__ void multiply_tiles(const Tiles& k, Copies<F>& copies, uint8_t* ring, int begin,
-                                               int end, int first, int last, const int8_t* q,
-                                               const GroupMeta* meta, float* sums) {
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+__device__ __forceinline__ void multiply_tiles(const Tiles& k, const Share& share, Copies<F>& copies,
+                                               uint8_t* ring, const int8_t* q, const GroupMeta* meta,
+                                               float* sums) {
+  const int lane = share.lane, first = share.first, last = share.last;
   const uint32_t r = uint32_t(lane) / 4, j = uint32_t(lane) % 4;
   const bool column = uint32_t(lane) / 8 == j;
-  const int8_t* q_lane = q + j * 32 + r % 2 * 16;
+  uint32_t q_lane = shared_address(q) + j * 32 + r % 2 * 16;
+  asm volatile("" : "+r"(q_lane));  // once: it takes a special register
   constexpr int kBytes = Staged<F>::kBytes, kDepth = Staged<F>::kDepth, kRun = Staged<F>::kRun;
   int x[4] = {}, tile = first / k.n_runs, block = kRun * (first - tile * k.n_runs), s = 0;
   float acc = 0;
@@ -245,7 +262,7 @@ __device__ __forceinline__ void multiply_tiles(const Tiles& k, Copies<F>& copies
     wait_copies<kDepth - 1>();
     __syncwarp();
     uint8_t* stage = ring + s * (kRun * kBytes);
-    const int8_t* q_at = q_lane + block * 256;
+    const uint32_t q_at = q_lane + uint32_t(block) * 256;
     const GroupMeta* meta_at = meta + block * 8 + j;
     acc = multiply_block<F>(stage, r, j, q_at, column, x, meta_at, acc);
     if constexpr (kRun > 1) {
@@ -253,14 +270,14 @@ __device__ __forceinline__ void multiply_tiles(const Tiles& k, Copies<F>& copies
       if (block + 1 < k.n_blocks) acc += more;
     }
     __syncwarp();
-    if (i + kDepth < last) copies.next(k, begin, end, lane, stage);
+    if (i + kDepth < last) copies.next(k, share, stage);
     commit_copies();
     if (++s == kDepth) s = 0;
     block += kRun;
     if (block < k.n_blocks && i + 1 < last) continue;
     acc += __shfl_xor_sync(~0u, acc, 1);
     acc += __shfl_xor_sync(~0u, acc, 2);
-    const int of_tile = warp - tile * k.n_runs / k.share;
+    const int of_tile = share.warp - tile * k.n_runs / k.share;
     if (j == 0) sums[(tile * kTileRows + int(r)) * k.most_shares + of_tile] = acc;
     acc = 0, block = 0, ++tile;
   }
@@ -290,10 +307,6 @@ __device__ __forceinline__ void store_rows(const Tiles& k, const float* sums, in
   if (k.best) leave_best(key, reinterpret_cast<uint64_t*>(memory.scratch), k.best);
 }
 
-__device__ __forceinline__ int first_row(const Tiles& k, int block) {
-  return block * k.rows_each + min(block, k.rows_more);
-}
-
 // Weights need no waiting: they are on their way before the row exists.
 template <WeightForm F>
 __global__ void __launch_bounds__(kWorkers, 2) tiles_kernel(const __grid_constant__ Tiles k) {
@@ -305,44 +318,31 @@ __global__ void __launch_bounds__(kWorkers, 2) tiles_kernel(const __grid_constan
   GroupMeta* meta = reinterpret_cast<GroupMeta*>(q + k.row.n);
   uint8_t* rings = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
   float* sums = reinterpret_cast<float*>(rings + kStreamWarps * kRing);
-  const int begin = first_row(k, int(blockIdx.x)), end = first_row(k, int(blockIdx.x) + 1);
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int first = warp * k.share, last = min(first + k.share, k.n_tiles * k.n_runs);
-  uint8_t* ring = rings + warp * kRing;
-  Copies<F> copies;
-  copies.tile = first / k.n_runs;
-  copies.block = Staged<F>::kRun * (first - copies.tile * k.n_runs);
-  copies.begin_tile(k, begin, end, lane);
+  {
+    const Share share(k);
+    uint8_t* ring = rings + share.warp * kRing;
+    Copies<F> copies(k, share, share.first);
 #pragma unroll 1
-  for (int d = 0; d < Staged<F>::kDepth; ++d) {
-    if (first + d < last) copies.next(k, begin, end, lane, ring + d * (kRing / Staged<F>::kDepth));
-    commit_copies();
+    for (int d = 0; d < Staged<F>::kDepth; ++d) {
+      if (share.first + d < share.last) copies.next(k, share, ring + d * (kRing / Staged<F>::kDepth));
+      commit_copies();
+    }
   }
   make_row<true, kHeader<F>>(k.row, q, meta, memory);
-  multiply_tiles<F>(k, copies, ring, begin, end, first, last, q, meta, sums);
+  const Share share(k);  // anew: the row needs the registers
+  Copies<F> copies(k, share, share.first + Staged<F>::kDepth);
   workers_sync();
-  store_rows(k, sums, begin, end, memory);
+  multiply_tiles<F>(k, share, copies, rings + share.warp * kRing, q, meta, sums);
+  workers_sync();
+  store_rows(k, sums, share.begin, share.end, memory);
 }
 
 template <WeightForm F>
 bool run(const Launch& how, const StreamArgs& args) {
-  const MatvecArgs& product = args.product;
-  Tiles k{};
-  k.row = stream_row(args);
-  k.best = args.best;
-  k.n_parts = product.n_parts;
-  k.sides = product.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
+  Tiles k{stream_product(args, 1)};
   k.n_blocks = k.row.n / 256;
   k.n_runs = (k.n_blocks + Staged<F>::kRun - 1) / Staged<F>::kRun;
-  const GroupBytes g = group_bytes(F);
-  const double groups[kPlanes] = {double(g.codes), double(g.high), g.aux, g.aux2};
-  for (int p = 0; p < kPlanes; ++p) k.row_bytes[p] = int(groups[p] * 8 * k.n_blocks);
-  int n_rows = 0;
-  for (int p = 0; p < k.n_parts; ++p) {
-    k.parts[p] = stream_part(product.parts[p], k.row_bytes);
-    k.parts[p].first = n_rows;
-    n_rows += product.parts[p].n_out;
-  }
+  const int n_rows = k.n_firsts;
   const int blocks = std::min(kStreamBlocks, n_rows), most = (n_rows + blocks - 1) / blocks,
             tile_most = kTileRows / k.sides;
   k.rows_each = n_rows / blocks;
