@@ -301,7 +301,8 @@ void measure_matvec(Device& device, DType type, int n_in, int n_out, int n_rows)
              });
 }
 
-// What a step of one row runs: of a gated pair both matrices.
+// What a step of one row runs: of a gated pair both matrices. A graph takes long to start beside one launch.
+constexpr int kLeastCalls = 24;
 void measure_stream(Device& device, DType type, int n_in, int n_out, bool pair) {
   const std::string shape =
       fmt::format("{} {} -> {}{}", formats::require(type).name, n_in, n_out, pair ? ", gated pair" : "");
@@ -318,7 +319,7 @@ void measure_stream(Device& device, DType type, int n_in, int n_out, bool pair) 
   if (!can_stream(product)) return;
   const int sides = pair ? 2 : 1;
   device.row("one row", shape, sides * matrices.bytes, 2.0 * sides * n_in * n_out,
-             int(matrices.views.size()) / sides, [&](const Launch& how, int i) {
+             std::max(kLeastCalls, int(matrices.views.size()) / sides), [&](const Launch& how, int i) {
                product.parts[0].w = view(sides * i);
                if (pair) product.parts[0].w2 = view(sides * i + 1);
                stream_matvec(how, args);
@@ -434,6 +435,10 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_stream(device, t, 21504, 5376, false);
     measure_stream(device, t, 5376, 262144, false);
     measure_stream(device, t, 1536, 262144, false);
+    measure_stream(device, t, 2048, 1536, false);
+    measure_stream(device, t, 6144, 1536, false);
+    measure_stream(device, t, 5376, 12288, false);
+    measure_stream(device, t, 5376, 4096, false);
   }
   // E2B: queries, output, gate or up, down, per-layer gate; 31B: queries, keys, output, gate or up, down.
   for (DType t : {f16, q8_0, q4_k}) {

@@ -6,7 +6,7 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr int kStageMemory = 92 * 1024;  // two launches share a multiprocessor
+constexpr int kStageMemory = 92 * 1024;
 constexpr int kMaxChunkRows = 16;
 constexpr int kChunkBytes = 6144;  // of one matrix, about: what a copy should be worth
 
@@ -17,7 +17,8 @@ struct Kernel : StreamProduct {
   int log_slots;                 // matrix rows at a time
   int stages, stage_magic;       // i / stages == i * stage_magic >> 16
   int plane_at[kPlanes];         // in one side of a stage
-  int side_bytes;
+  int side_bytes;                // of a stage
+  int copy_bytes;                // of a side's planes but those that shift
 };
 
 // Units of the row that a lane holds.
@@ -28,28 +29,50 @@ constexpr int kUnits = Unit<F>::kValues == 16 ? 3 : 2;
 __device__ __forceinline__ int chunk_of(const Kernel& k, int block) {
   return block * k.chunks_each + min(block, k.chunks_more);
 }
+// The plane of an f16 a block of 256 values has rows that are no multiple of what a copy moves: whole pieces
+// around them are copied.
+constexpr int kLast = kPlanes - 1, kPiece = 16;
+template <WeightForm F>
+constexpr bool kShifts = has_plane<F>(kLast);
+__host__ __device__ constexpr int whole_pieces(int bytes) { return (bytes + kPiece - 1) / kPiece * kPiece; }
+__device__ __forceinline__ const uint8_t* last_plane(const Kernel& k, const StreamPart& part, int side,
+                                                     int chunk) {
+  return part.plane[side][kLast] + int64_t(chunk - part.first) * (k.row_bytes[kLast] << k.log_rows);
+}
+
 // Weights need no waiting: they are on their way before the row exists.
 template <WeightForm F>
 __device__ __forceinline__ void fetch(const Kernel& k, StreamMemory& memory, uint8_t* stages, int begin,
                                       int end) {
-  const int expected = k.sides * k.side_bytes;
   const uint64_t policy = read_once();
   int s = 0, phase = 1;
 #pragma unroll 1
   for (int c = begin; c < end; ++c) {
     if (c - begin >= k.stages) wait_barrier(&memory.empty[s], phase);
     const StreamPart& part = part_of(k.parts, k.n_parts, c);
+    int expected = k.sides * k.copy_bytes;
+    if constexpr (kShifts<F>)
+      for (int side = 0; side < k.sides; ++side) {
+        const int shift = int(reinterpret_cast<uintptr_t>(last_plane(k, part, side, c)) & 15);
+        memory.shift[s][side] = shift;
+        expected += whole_pieces(shift + (k.row_bytes[kLast] << k.log_rows));
+      }
     arrive_expecting(&memory.full[s], expected);
 #pragma unroll 1
     for (int side = 0; side < k.sides; ++side) {
       uint8_t* to = stages + (s * k.sides + side) * k.side_bytes;
 #pragma unroll
       for (int p = 0; p < kPlanes; ++p)
-        if (has_plane<F>(p)) {
+        if (has_plane<F>(p) && !(p == kLast && kShifts<F>)) {
           const int bytes = k.row_bytes[p] << k.log_rows;
           copy_bulk(to + k.plane_at[p], part.plane[side][p] + int64_t(c - part.first) * bytes, bytes,
                     &memory.full[s], policy);
         }
+      if constexpr (kShifts<F>) {
+        const int shift = memory.shift[s][side];
+        copy_bulk(to + k.plane_at[kLast], last_plane(k, part, side, c) - shift,
+                  whole_pieces(shift + (k.row_bytes[kLast] << k.log_rows)), &memory.full[s], policy);
+      }
     }
     if (++s == k.stages) s = 0, phase ^= 1;
   }
@@ -79,14 +102,15 @@ __device__ __forceinline__ void multiply_rows(const Kernel& k, StreamMemory& mem
               in_side = local & ((1 << k.log_rows) - 1);
     const uint8_t* at = stages + (s * k.sides + side) * k.side_bytes;
     wait_barrier(&memory.full[s], turn & 1);
+    const int shift = kShifts<F> ? memory.shift[s][side] : 0;
     float sum = 0;
 #pragma unroll
     for (int u = 0; u < kUnits<F>; ++u) {
       if ((u * split + part) * 32 >= n_units) break;
       Unit<F> w;
       w.take(at + k.plane_at[0] + in_side * k.row_bytes[0], at + k.plane_at[1] + in_side * k.row_bytes[1],
-             at + k.plane_at[2] + in_side * k.row_bytes[2], at + k.plane_at[3] + in_side * k.row_bytes[3],
-             unit[u]);
+             at + k.plane_at[2] + in_side * k.row_bytes[2],
+             at + k.plane_at[kLast] + shift + in_side * k.row_bytes[kLast], unit[u]);
       w.unpack(unit[u]);
       sum = w.dot(x[u], sum);
     }
@@ -159,9 +183,12 @@ int chunk_rows(const MatvecArgs& args) {
   const WeightForm form = args.parts[0].w.form;
   const auto fits = [&](int rows) {
     const PlaneBytes b = plane_bytes(form, args.n_in, rows);
-    for (int64_t bytes : {b.codes, b.high, b.aux, b.aux2})
-      if (bytes % 16 != 0) return false;
-    if (group_bytes(form).aux2 > 0 && int64_t(args.n_in) * rows % 2048 != 0) return false;
+    for (int64_t bytes : {b.codes, b.high, b.aux})
+      if (bytes % kPiece != 0) return false;
+    for (int p = 0; p < args.n_parts; ++p) {
+      const MatrixView& w = args.parts[p].w;
+      if (plane_bytes(form, args.n_in, w.n_out).aux2 % kPiece != 0) return false;  // nothing past its end
+    }
     for (int p = 0; p < args.n_parts; ++p)
       if (args.parts[p].n_out % rows != 0 || args.parts[p].first_row % rows != 0) return false;
     return true;
@@ -203,19 +230,23 @@ void run(const Launch& how, const StreamArgs& args) {
   const int n_units = k.row.n / Unit<F>::kValues;
   while (32 * kUnits<F> << k.log_split < n_units) ++k.log_split;
   for (int p = 0; p < kPlanes; ++p) {
+    const bool shifts = p == kLast && kShifts<F>;
+    const int bytes = k.row_bytes[p] * rows;
     k.plane_at[p] = k.side_bytes;
-    k.side_bytes += k.row_bytes[p] * rows;
+    k.side_bytes += shifts ? whole_pieces(bytes) + kPiece : bytes;
+    k.copy_bytes += shifts ? 0 : bytes;
   }
   const int n_chunks = k.n_firsts;
   const int blocks = std::min(kStreamBlocks, n_chunks), each = (n_chunks + blocks - 1) / blocks;
   k.chunks_each = n_chunks / blocks;
   k.chunks_more = n_chunks % blocks;
-  k.stages = std::clamp(kStageMemory / (k.sides * k.side_bytes), 1, std::min(kMaxStages, each));
+  const int fixed = kStreamHeaderBytes + k.row.n + k.row.n / 32 * int(sizeof(GroupMeta)) +
+                    (each * rows * k.sides << k.log_split) * int(sizeof(float));
+  k.stages = std::clamp(std::min(kStageMemory, kHalfMemory - fixed) / (k.sides * k.side_bytes), 1,
+                        std::min(kMaxStages, each));
   share_stages(k, each);
   k.stage_magic = 65536 / k.stages + 1;
-  const size_t bytes = kStreamHeaderBytes + size_t(k.row.n) + size_t(k.row.n) / 32 * sizeof(GroupMeta) +
-                       size_t(k.stages * k.sides) * size_t(k.side_bytes) +
-                       (size_t(each * rows * k.sides) << k.log_split) * sizeof(float);
+  const size_t bytes = size_t(fixed) + size_t(k.stages * k.sides) * size_t(k.side_bytes);
   launch(how, dim3(unsigned(blocks)), dim3(kStreamThreads), {bytes, kMostStreamMemory}, stream_kernel<F>, k);
 }
 
@@ -265,7 +296,7 @@ bool can_stream(const MatvecArgs& args) {
   if (rows == 0) return false;
   const PlaneBytes one = plane_bytes(form, args.n_in, rows);
   const int sides = args.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
-  return sides * (one.codes + one.high + one.aux + one.aux2) <= kStageMemory;
+  return sides * (one.codes + one.high + one.aux + one.aux2 + 2 * kPiece) <= kStageMemory;
 }
 
 void stream_matvec(const Launch& how, const StreamArgs& args) {

@@ -12,7 +12,8 @@ inline constexpr int kStreamWarps = 16, kWorkers = 32 * kStreamWarps, kStreamThr
 inline constexpr size_t kMostStreamMemory = 200 * 1024;  // of a launch
 inline constexpr int kMaxStages = 16;
 inline constexpr int kPlanes = 4;  // codes, high, aux, aux2
-inline constexpr int kStreamHeaderBytes = 2 * kMaxStages * 8 + 2 * kStreamWarps * 4;
+inline constexpr int kStreamHeaderBytes = 2 * kMaxStages * 8 + 2 * kStreamWarps * 4 + kMaxStages * 2 * 4;
+inline constexpr int kHalfMemory = 232448 / 2 - 1024;  // two launches share a multiprocessor
 
 // What a launch reads of one part, and what becomes of its products.
 struct StreamPart {
@@ -45,6 +46,7 @@ struct StreamProduct {
 struct StreamMemory {
   uint64_t full[kMaxStages], empty[kMaxStages];
   float scratch[2][kStreamWarps];
+  int shift[kMaxStages][2];  // of the last plane of each side: where it begins among the bytes copied
 };
 static_assert(sizeof(StreamMemory) == kStreamHeaderBytes);
 

@@ -16,7 +16,6 @@ namespace kvasir::cuda {
 namespace {
 
 constexpr int kTileRows = 8;
-constexpr int kHalfMemory = 232448 / 2 - 1024;  // two launches share a multiprocessor
 
 struct Tiles : StreamProduct {
   int rows_each, rows_more;   // of a block of threads; the first ones have one more
