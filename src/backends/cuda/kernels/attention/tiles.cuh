@@ -21,49 +21,50 @@ __device__ __forceinline__ bool load_form(const Region& from, int low, int high,
       copy_async(tile + row * (D + 8) + column * 8, from.data + int64_t(unit) * 16, row >= low && row < high);
     }
     return false;
-  }
-  bool infinite = false;
+  } else {
+    bool infinite = false;
 #pragma unroll 1
-  for (int first = 0; first < kEach; first += kBatch) {
-    uint2 raw[kBatch];
-    __half scale[kBatch];
+    for (int first = 0; first < kEach; first += kBatch) {
+      uint2 raw[kBatch];
+      __half scale[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
-                column = unit % (D / 8);
-      const bool valid = row >= low && row < high;
-      if constexpr (F == KvForm::kQ8_0) {
-        raw[i] = reinterpret_cast<const uint2*>(from.data)[unit];
-        scale[i] = reinterpret_cast<const __half*>(from.data + kPage * D)[row * (D / 32) + column / 4];
-        if (!valid) raw[i] = {0, 0}, scale[i] = __ushort_as_half(0);
-      } else {
-        if constexpr (b == 4) raw[i].x = reinterpret_cast<const uint32_t*>(from.data)[unit];
-        if constexpr (b == 2) raw[i].x = reinterpret_cast<const uint16_t*>(from.data)[unit];
-        if constexpr (b == 3) {
-          const uint32_t at = uint32_t(unit) * 3;  // 24 bits over at most two words
-          const uint32_t* words = reinterpret_cast<const uint32_t*>(from.data) + at / 4;
-          const uint32_t w0 = words[0], w1 = at % 4 > 1 ? words[1] : 0;
-          raw[i].x = __funnelshift_r(w0, w1, 8 * (at % 4));
+      for (int i = 0; i < kBatch; ++i) {
+        const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
+                  column = unit % (D / 8);
+        const bool valid = row >= low && row < high;
+        if constexpr (F == KvForm::kQ8_0) {
+          raw[i] = reinterpret_cast<const uint2*>(from.data)[unit];
+          scale[i] = reinterpret_cast<const __half*>(from.data + kPage * D)[row * (D / 32) + column / 4];
+          if (!valid) raw[i] = {0, 0}, scale[i] = __ushort_as_half(0);
+        } else {
+          if constexpr (b == 4) raw[i].x = reinterpret_cast<const uint32_t*>(from.data)[unit];
+          if constexpr (b == 2) raw[i].x = reinterpret_cast<const uint16_t*>(from.data)[unit];
+          if constexpr (b == 3) {
+            const uint32_t at = uint32_t(unit) * 3;  // 24 bits over at most two words
+            const uint32_t* words = reinterpret_cast<const uint32_t*>(from.data) + at / 4;
+            const uint32_t w0 = words[0], w1 = at % 4 > 1 ? words[1] : 0;
+            raw[i].x = __funnelshift_r(w0, w1, 8 * (at % 4));
+          }
+          scale[i] = reinterpret_cast<const __half*>(from.data + kPage * (D / 8 * b))[row];
+          if (!valid) raw[i].x = 0, scale[i] = __ushort_as_half(0);
         }
-        scale[i] = reinterpret_cast<const __half*>(from.data + kPage * (D / 8 * b))[row];
-        if (!valid) raw[i].x = 0, scale[i] = __ushort_as_half(0);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
+                  column = unit % (D / 8);
+        int4 v;
+        scale[i] = __hmul(scale[i], by);
+        if constexpr (F == KvForm::kQ8_0)
+          v = expand_int8(raw[i], scale[i]);
+        else
+          v = scale_halves(expand_codes<b>(levels, raw[i].x), scale[i]);
+        infinite |= any_infinite(v);
+        *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
       }
     }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int unit = (first + i) * kThreads + int(threadIdx.x), row = unit / (D / 8),
-                column = unit % (D / 8);
-      int4 v;
-      scale[i] = __hmul(scale[i], by);
-      if constexpr (F == KvForm::kQ8_0)
-        v = expand_int8(raw[i], scale[i]);
-      else
-        v = scale_halves(expand_codes<b>(levels, raw[i].x), scale[i]);
-      infinite |= any_infinite(v);
-      *reinterpret_cast<int4*>(tile + row * (D + 8) + column * 8) = v;
-    }
+    return infinite;
   }
-  return infinite;
 }
 
 // Not inlined: every launch of a decode step waits for its code, so three unrolled copies cost more than a
