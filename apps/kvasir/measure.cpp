@@ -183,8 +183,8 @@ class AttentionProbe {
     graph::SequenceView view;
     view.page_table[0] = table;
     view.exact_table[0] = exact;
-    backend_.submit(executable, {rows, {&view, 1}});
-    backend_.inspect(executable, small_);
+    executable.submit({rows, {&view, 1}});
+    executable.inspect(small_);
   }
 
   backends::Backend& backend_;

@@ -106,8 +106,8 @@ Steps::Steps(backends::Backend& backend, Draft& draft, int max_rows, const backe
 void Steps::run(int first, int n_rows, const graph::SequenceView& view) {
   rows_.clear();
   for (int i = 0; i < n_rows; ++i) rows_.push_back({i % kPageTokens, first + i, 0, 0});
-  backend_.submit(*executable_, {rows_, {&view, 1}});
-  backend_.inspect(*executable_, small_);
+  executable_->submit({rows_, {&view, 1}});
+  executable_->inspect(small_);
 }
 
 double Steps::seconds(double budget, int least) {

@@ -33,9 +33,9 @@ enum class FlashAttention : uint8_t { kOn, kOff };
 // What the engine (later: decide) chose for this model on this device.
 struct Decisions {
   FlashAttention flash = FlashAttention::kOn;
-  int n_seq = 1;             // sequences a step may mix
-  bool trace = false;        // collect time per op
-  bool keep_values = false;  // give every value its own memory so that inspect() works (tests)
+  int n_seq = 1;                  // sequences a step may mix
+  bool trace = false;             // collect time per op
+  bool keep_values = false;       // give every value its own memory so that inspect() works (tests)
   bool portable_kernels = false;  // none that only the newest devices run
 };
 
@@ -77,13 +77,37 @@ struct Candidate {
 };
 inline constexpr int kMaxCandidates = 128;
 
-// A graph compiled for at most `max_rows` rows a step.
+// A graph compiled for at most `max_rows` rows a step, and what a step leaves. It refers to the weights that
+// its backend uploaded last.
 class Executable {
  public:
   virtual ~Executable() = default;
   virtual int max_rows() const = 0;
   // One line a layer class: head size, variant, KV types, flash attention state.
   virtual std::vector<std::string> describe() const = 0;
+  // Runs one step. Throws Error{kFailed} naming layer and token when a key or value is not finite.
+  virtual void submit(const graph::StepParams& step) = 0;
+  // Waits for the last submit; logits of output row i ([n_vocab]), in row order. Valid until the next submit.
+  virtual std::span<const float> read(int output_row) = 0;
+  // The `n` (1 to kMaxCandidates) tokens with the greatest logits of output row i after the last submit, best
+  // first and the lower token first among equals, chosen on the device; fewer when the vocabulary has fewer.
+  // Empty when the backend leaves the choice to the caller (read). Valid until the next call.
+  virtual std::span<const Candidate> best(int /*output_row*/, int /*n*/) { return {}; }
+  // Steps that need not come back before the next one starts: each has one row, and the token after it is
+  // chosen on the device as `choice` says (n_best 1 to kMaxCandidates). Where an executable chooses(), the
+  // row's token may be graph::kChosenToken: the one that the step submitted ahead before it chose. At most
+  // two are queued; chosen() waits for the oldest, gives the token after it, and throws as submit() does.
+  virtual bool chooses() const { return false; }
+  virtual void submit_ahead(const graph::StepParams&, const graph::Choice& /*choice*/) {
+    fail(ErrorCode::kRefused, "this backend cannot queue steps");
+  }
+  virtual int32_t chosen() { fail(ErrorCode::kRefused, "this backend cannot queue steps"); }
+  // Value by name after a step, for tests ([n_rows, width]); empty when it was not kept.
+  virtual std::span<const float> inspect(graph::ValueId value) = 0;
+  // Of the last step, when it was compiled to be traced.
+  virtual std::vector<TraceRow> trace() const = 0;
+  // All zero where nothing is counted.
+  virtual Counters counters() const { return {}; }
 };
 
 class Backend {
@@ -111,28 +135,6 @@ class Backend {
                       const std::function<void(float)>& progress) = 0;
   virtual std::unique_ptr<Executable> compile(const graph::Graph& graph, const Decisions& decisions,
                                               const KvBuffers& kv, int max_rows) = 0;
-  // Runs one step. Throws Error{kFailed} naming layer and token when a key or value is not finite.
-  virtual void submit(Executable& executable, const graph::StepParams& step) = 0;
-  // Waits for the last submit; logits of output row i ([n_vocab]), in row order. Valid until the next submit.
-  virtual std::span<const float> read(Executable& executable, int output_row) = 0;
-  // The `n` (1 to kMaxCandidates) tokens with the greatest logits of output row i after the last submit, best
-  // first and the lower token first among equals, chosen on the device; fewer when the vocabulary has fewer.
-  // Empty when this backend leaves the choice to the caller (read). Valid until the next call.
-  virtual std::span<const Candidate> best(Executable&, int /*output_row*/, int /*n*/) { return {}; }
-  // Steps that need not come back before the next one starts: each has one row, and the token after it is chosen
-  // on the device as `choice` says (n_best 1 to kMaxCandidates). Where a backend chooses(), the row's token may be
-  // graph::kChosenToken: the one that the step submitted ahead before it chose. At most two are queued; chosen()
-  // waits for the oldest, gives the token after it, and throws as submit() does.
-  virtual bool chooses(const Executable&) const { return false; }
-  virtual void submit_ahead(Executable&, const graph::StepParams&, const graph::Choice& /*choice*/) {
-    fail(ErrorCode::kRefused, "{}: steps cannot be queued", caps().name);
-  }
-  virtual int32_t chosen(Executable&) { fail(ErrorCode::kRefused, "{}: steps cannot be queued", caps().name); }
-  // Value by name after a step, for tests ([n_rows, width]); empty when the backend did not keep it.
-  virtual std::span<const float> inspect(Executable& executable, graph::ValueId value) = 0;
-  virtual std::vector<TraceRow> trace(Executable& executable) = 0;
-  // All zero where nothing is counted.
-  virtual Counters counters(const Executable&) const { return {}; }
 };
 
 }  // namespace kvasir::backends

@@ -136,7 +136,7 @@ void Session::append(int seq, std::span<const Token> tokens, Want want, const On
     if (!on_logits) continue;
     int output = 0;
     for (size_t i = begin; i < end; ++i)
-      if (s.rows[i - begin].want_logits) on_logits(int(i), s.model->backend().read(*s.executable, output++));
+      if (s.rows[i - begin].want_logits) on_logits(int(i), s.executable->read(output++));
   }
 }
 
@@ -146,12 +146,11 @@ bool Session::append_best(int seq, std::span<const Token> tokens, int n_best, co
   bool chose = false;
   append(seq, tokens, Want::kLast, nullptr);
   if (tokens.empty()) return true;
-  backends::Backend& backend = s.model->backend();
-  if (const auto best = backend.best(*s.executable, 0, n_best); !best.empty()) {
+  if (const auto best = s.executable->best(0, n_best); !best.empty()) {
     on_best(best);
     chose = true;
   } else {
-    on_logits(int(tokens.size()) - 1, backend.read(*s.executable, 0));
+    on_logits(int(tokens.size()) - 1, s.executable->read(0));
   }
   return chose;
 }
@@ -173,7 +172,7 @@ void Session::append_each(std::span<const SeqToken> tokens, const OnLogits& on_l
   s.submit();
   for (const SeqToken& t : tokens) s.sequence(t.seq).push_back(t.token);
   for (size_t i = 0; i < tokens.size(); ++i)
-    on_logits(int(i), s.model->backend().read(*s.executable, int(i)));
+    on_logits(int(i), s.executable->read(int(i)));
 }
 
 int Session::reuse_prefix(int seq, std::span<const Token> tokens, std::string* note) {
@@ -228,14 +227,14 @@ int Session::shift(int seq, int n_keep, int n_discard) {
 std::span<const float> Session::inspect(const std::string& value_name) const {
   for (size_t v = 0; v < impl_->graph.values.size(); ++v)
     if (impl_->graph.values[v].name == value_name)
-      return impl_->model->backend().inspect(*impl_->executable, graph::ValueId(v));
+      return impl_->executable->inspect(graph::ValueId(v));
   return {};
 }
 
-backends::Counters Session::counters() const { return impl_->model->backend().counters(*impl_->executable); }
+backends::Counters Session::counters() const { return impl_->executable->counters(); }
 
 std::vector<backends::TraceRow> Session::trace() const {
-  return impl_->model->backend().trace(*impl_->executable);
+  return impl_->executable->trace();
 }
 
 }  // namespace kvasir::engine

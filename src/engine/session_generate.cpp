@@ -24,25 +24,23 @@ Token Session::Impl::append_known(int seq, Token token, Sampler& sampler) {
   rows.assign(1, {token, pos, seq, 1});
   cache->begin_step();
   cache->reserve(seq, pos, pos + 1);
-  backends::Backend& backend = model->backend();
-  if (backend.chooses(*executable)) {
-    backend.submit_ahead(*executable, {rows, cache->views()}, sampler.choice());
-    const Token chosen = backend.chosen(*executable);
+  if (executable->chooses()) {
+    executable->submit_ahead({rows, cache->views()}, sampler.choice());
+    const Token chosen = executable->chosen();
     sampler.advance();
     stored.push_back(token);
     return chosen;
   }
   submit();
   stored.push_back(token);
-  if (const auto best = backend.best(*executable, 0, sampler.candidates()); !best.empty()) return sampler.sample(best);
-  return sampler.sample(backend.read(*executable, 0));
+  if (const auto best = executable->best(0, sampler.candidates()); !best.empty()) return sampler.sample(best);
+  return sampler.sample(executable->read(0));
 }
 
 // After append_known() gave `next`, which on_chosen has not seen: steps that start before their token is known
 // here. Ends where a step cannot be undone, with `next` accepted but not appended, or when on_chosen ends it
 // (`more` is false then).
 int Session::Impl::append_ahead(int seq, Token& next, int n, Sampler& sampler, const OnChosen& on_chosen, bool& more) {
-  backends::Backend& backend = model->backend();
   std::vector<Token>& stored = tokens[size_t(seq)];
   int queued = 0, appended = 0;
   const auto queue = [&] {
@@ -51,12 +49,12 @@ int Session::Impl::append_ahead(int seq, Token& next, int n, Sampler& sampler, c
     rows.assign(1, {graph::kChosenToken, pos, seq, 1});
     cache->begin_step();
     cache->reserve(seq, pos, pos + 1);
-    backend.submit_ahead(*executable, {rows, cache->views()}, sampler.choice(queued));
+    executable->submit_ahead({rows, cache->views()}, sampler.choice(queued));
     ++queued;
   };
   const auto drain = [&] {
     try {
-      for (; queued > 0; --queued) backend.chosen(*executable);
+      for (; queued > 0; --queued) executable->chosen();
     } catch (const Error&) {  // of a step that nobody asked for
     }
     cache->truncate(seq, int(stored.size()));
@@ -66,7 +64,7 @@ int Session::Impl::append_ahead(int seq, Token& next, int n, Sampler& sampler, c
     queue();
     const Token accepted = next;
     --queued;
-    next = backend.chosen(*executable);
+    next = executable->chosen();
     sampler.advance();
     stored.push_back(accepted);
     ++appended;
@@ -82,7 +80,7 @@ int Session::append_chosen(int seq, Token first, int n, Sampler& sampler, const 
   s.check_room(seq, size_t(std::max(n, 0)));
   if (sampler.candidates() == 0)
     fail(ErrorCode::kUsage, "this sampler needs every logit; append() and sample() give it them");
-  const bool ahead = s.model->backend().chooses(*s.executable);
+  const bool ahead = s.executable->chooses();
   bool more = true;
   int appended = 0;
   for (Token next = first; more && appended < n;) {

@@ -19,7 +19,7 @@ struct Session::Impl {
   std::vector<std::vector<Token>> tokens;  // by sequence
   std::vector<graph::Row> rows;
 
-  void submit() { model->backend().submit(*executable, {rows, cache->views()}); }
+  void submit() { executable->submit({rows, cache->views()}); }
   const std::vector<Token>& sequence(int seq) const {
     if (seq < 0 || seq >= options.n_seq)
       fail(ErrorCode::kUsage, "sequence {} was asked for; this session has {} (0 to {})", seq, options.n_seq,

@@ -135,8 +135,8 @@ class Bed {
     const size_t cls = shape_.window > 0;
     sequence.page_table[cls] = pages_;
     sequence.exact_table[cls] = exact;
-    backend_->submit(*executable_, {rows, {&sequence, 1}});
-    const auto out = backend_->inspect(*executable_, out_);
+    executable_->submit({rows, {&sequence, 1}});
+    const auto out = executable_->inspect(out_);
     return {out.begin(), out.end()};
   }
 

@@ -41,7 +41,7 @@ TEST_P(CudaMatmul, RowsAgreeWithDoubleSums) {
     for (int repeat = 0; repeat < 3; ++repeat) {  // as it is, captured, replayed
       std::vector<Row> rows;
       for (int i = 0; i < n; ++i) rows.push_back({(i * 7 + repeat) % kTokens, i, 0, 0});
-      backend->submit(*executable, {rows, {&sequence, 1}});
+      executable->submit({rows, {&sequence, 1}});
       std::vector<double> y, g;
       for (const Row& row : rows)
         for (int o = 0; o < kOut; ++o) {
@@ -57,8 +57,8 @@ TEST_P(CudaMatmul, RowsAgreeWithDoubleSums) {
       // int8 groups of the activations: (1/127)^2 / 12 of the largest squared, about 2e-5; f16 products:
       // 2^-22.
       const double bound = n > 16 ? 2e-7 : int8 ? 5e-5 : 1e-10;
-      EXPECT_LE(nmse(backend->inspect(*executable, op.out), y), bound) << n << " rows";
-      EXPECT_LE(nmse(backend->inspect(*executable, gated.out), g), 4 * bound) << n << " rows, gated";
+      EXPECT_LE(nmse(executable->inspect(op.out), y), bound) << n << " rows";
+      EXPECT_LE(nmse(executable->inspect(gated.out), g), 4 * bound) << n << " rows, gated";
     }
   }
 }
@@ -106,8 +106,8 @@ TEST_P(CudaMatmul, OneRowOfEverySize) {
     const Row row{1, 0, 0, 0};
     std::vector<float> first;
     for (int repeat = 0; repeat < 20; ++repeat) {
-      backend->submit(*executable, {{&row, 1}, {&sequence, 1}});
-      const auto got = backend->inspect(*executable, op.out);
+      executable->submit({{&row, 1}, {&sequence, 1}});
+      const auto got = executable->inspect(op.out);
       if (repeat == 0) {
         first.assign(got.begin(), got.end());
         EXPECT_LE(nmse(got, y), size.gated ? 2e-4 : 5e-5) << size.n_out << " rows of " << size.n_in;
@@ -190,8 +190,8 @@ TEST(CudaNorms, InsideTheProductsThatReadThem) {
         graph::SequenceView sequence;
         const Row row{1, 0, 0, 1};
         for (int repeat = 0; repeat < 3; ++repeat) {
-          backend->submit(*executable, {{&row, 1}, {&sequence, 1}});
-          const auto got = backend->read(*executable, 0);
+          executable->submit({{&row, 1}, {&sequence, 1}});
+          const auto got = executable->read(0);
           EXPECT_LE(nmse(got, normed.expected), 2e-4) << n << (keep ? " apart" : " inside");
           if (keep) apart.assign(got.begin(), got.end());
           EXPECT_LE(nmse(got, apart), 1e-5) << n;
@@ -214,8 +214,8 @@ TEST(CudaNorms, ALaunchThatCannotBeIsAnError) {
   const auto executable = backend->compile(normed.small.graph, {}, {}, 1);
   graph::SequenceView sequence;
   const Row row{1, 0, 0, 1};
-  backend->submit(*executable, {{&row, 1}, {&sequence, 1}});
-  EXPECT_LE(nmse(backend->read(*executable, 0), normed.expected), 2e-4);
+  executable->submit({{&row, 1}, {&sequence, 1}});
+  EXPECT_LE(nmse(executable->read(0), normed.expected), 2e-4);
 }
 #endif
 
@@ -248,8 +248,8 @@ TEST_P(CudaMatmul, OneTileOfManyBlocks) {
   decisions.keep_values = true;
   const auto executable = backend->compile(small.graph, decisions, {}, kRows);
   graph::SequenceView sequence;
-  backend->submit(*executable, {rows, {&sequence, 1}});
-  EXPECT_LE(nmse(backend->inspect(*executable, op.out), y), 2e-7);
+  executable->submit({rows, {&sequence, 1}});
+  EXPECT_LE(nmse(executable->inspect(op.out), y), 2e-7);
 }
 
 // Prompts: sums that one block makes and sums that many share, tiles that are not full, both ways of
@@ -302,8 +302,8 @@ TEST_P(CudaMatmul, PromptsOfEverySize) {
       const auto executable = backend->compile(small.graph, decisions, {}, size.rows);
       std::vector<float> first;
       for (int repeat = 0; repeat < 3; ++repeat) {
-        backend->submit(*executable, {rows, {&sequence, 1}});
-        const auto all = backend->inspect(*executable, op.out);
+        executable->submit({rows, {&sequence, 1}});
+        const auto all = executable->inspect(op.out);
         if (repeat == 0) first.assign(all.begin(), all.end());
         ASSERT_EQ(0, std::memcmp(first.data(), all.data(), all.size_bytes())) << "not the same bits again";
       }
@@ -338,8 +338,8 @@ TEST_P(CudaMatmul, LookupsAreTheScalarCodecs) {
   std::vector<Row> rows;
   for (int i = 0; i < kTokens; ++i) rows.push_back({i, i, 0, 0});
   graph::SequenceView sequence;
-  backend->submit(*executable, {rows, {&sequence, 1}});
-  const auto got = backend->inspect(*executable, x);
+  executable->submit({rows, {&sequence, 1}});
+  const auto got = executable->inspect(x);
   ASSERT_EQ(got.size(), small.tables[0]->values.size());
   EXPECT_EQ(0, std::memcmp(got.data(), small.tables[0]->values.data(), got.size_bytes()));
 }

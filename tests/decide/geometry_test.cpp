@@ -33,10 +33,6 @@ class Counter : public backends::Backend {
                                                 const backends::KvBuffers&, int) override {
     return nullptr;
   }
-  void submit(backends::Executable&, const graph::StepParams&) override {}
-  std::span<const float> read(backends::Executable&, int) override { return {}; }
-  std::span<const float> inspect(backends::Executable&, graph::ValueId) override { return {}; }
-  std::vector<backends::TraceRow> trace(backends::Executable&) override { return {}; }
 };
 
 std::vector<DType> types(formats::Role role) {

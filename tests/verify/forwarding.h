@@ -1,4 +1,5 @@
-// A backend that passes every call on to the product's: what tests of the gate change is one call each.
+// A backend and an executable that pass every call on to the product's: what tests of the gate change is one
+// call each.
 #pragma once
 #include <memory>
 #include <utility>
@@ -7,6 +8,20 @@
 #include "backends/backend.h"
 
 namespace kvasir::verify {
+
+class ForwardingExecutable : public backends::Executable {
+ public:
+  explicit ForwardingExecutable(std::unique_ptr<backends::Executable> inner) : inner_(std::move(inner)) {}
+  int max_rows() const override { return inner_->max_rows(); }
+  std::vector<std::string> describe() const override { return inner_->describe(); }
+  void submit(const graph::StepParams& step) override { inner_->submit(step); }
+  std::span<const float> read(int row) override { return inner_->read(row); }
+  std::span<const float> inspect(graph::ValueId value) override { return inner_->inspect(value); }
+  std::vector<backends::TraceRow> trace() const override { return inner_->trace(); }
+
+ protected:
+  std::unique_ptr<backends::Executable> inner_;
+};
 
 class Forwarding : public backends::Backend {
  public:
@@ -27,18 +42,6 @@ class Forwarding : public backends::Backend {
                                                 const backends::Decisions& decisions,
                                                 const backends::KvBuffers& kv, int max_rows) override {
     return inner_->compile(graph, decisions, kv, max_rows);
-  }
-  void submit(backends::Executable& executable, const graph::StepParams& step) override {
-    inner_->submit(executable, step);
-  }
-  std::span<const float> read(backends::Executable& executable, int row) override {
-    return inner_->read(executable, row);
-  }
-  std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
-    return inner_->inspect(executable, value);
-  }
-  std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
-    return inner_->trace(executable);
   }
 
  protected:

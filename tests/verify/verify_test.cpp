@@ -23,6 +23,22 @@ struct Plant {
   std::function<void(backends::Caps&)> caps;
 };
 
+class PlantedExecutable final : public ForwardingExecutable {
+ public:
+  PlantedExecutable(std::unique_ptr<backends::Executable> inner, const Plant& plant)
+      : ForwardingExecutable(std::move(inner)), plant_(plant) {}
+  std::span<const float> inspect(graph::ValueId value) override {
+    const auto real = inner_->inspect(value);
+    kept_.assign(real.begin(), real.end());
+    if (plant_.output && !kept_.empty()) plant_.output(kept_);
+    return kept_;
+  }
+
+ private:
+  Plant plant_;
+  std::vector<float> kept_;
+};
+
 class PlantedBackend final : public Forwarding {
  public:
   PlantedBackend(int n_threads, Plant plant)
@@ -41,16 +57,14 @@ class PlantedBackend final : public Forwarding {
     plant_.page(row, part);
     std::copy(row.begin(), row.end(), rows);
   }
-  std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
-    const auto real = inner_->inspect(executable, value);
-    kept_.assign(real.begin(), real.end());
-    if (plant_.output && !kept_.empty()) plant_.output(kept_);
-    return kept_;
+  std::unique_ptr<backends::Executable> compile(const graph::Graph& graph,
+                                                const backends::Decisions& decisions,
+                                                const backends::KvBuffers& kv, int max_rows) override {
+    return std::make_unique<PlantedExecutable>(inner_->compile(graph, decisions, kv, max_rows), plant_);
   }
 
  private:
   Plant plant_;
-  std::vector<float> kept_;
 };
 
 Outcome run_planted(Plant plant, std::vector<std::string> groups) {

@@ -79,8 +79,8 @@ struct Bench {
     std::vector<graph::Row> rows;
     for (int i = 0; i < kRows; ++i) rows.push_back({i, kPositions[i], 0, 0});
     const graph::SequenceView view;
-    backend.submit(*executable, {rows, {&view, 1}});
-    const auto result = backend.inspect(*executable, out);
+    executable->submit({rows, {&view, 1}});
+    const auto result = executable->inspect(out);
     return {result.begin(), result.end()};
   }
 };

@@ -242,8 +242,8 @@ void Rig::step(std::span<const Take> takes) {
     views[seq].page_table[spec_.window > 0] = tables_[seq];
     views[seq].exact_table[spec_.window > 0] = exact_tables_[seq];
   }
-  backend_.submit(*executable_, {rows, views});
-  const std::span<const float> result = backend_.inspect(*executable_, out_value_);
+  executable_->submit({rows, views});
+  const std::span<const float> result = executable_->inspect(out_value_);
   if (result.size() < rows.size() * size_t(n_q()))
     fail(ErrorCode::kFailed, "the backend kept {} values of {} rows", result.size(), rows.size());
   for (size_t i = 0; i < rows.size(); ++i)

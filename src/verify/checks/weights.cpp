@@ -104,8 +104,8 @@ void check_weights(Context& context) {
               std::vector<graph::Row> step;
               for (int i = 0; i < n; ++i) step.push_back({kMaxRows - 1 - i, i, 0, 0});
               const graph::SequenceView sequence;
-              backend.submit(*executable, {step, {&sequence, 1}});
-              const auto y = backend.inspect(*executable, 1);
+              executable->submit({step, {&sequence, 1}});
+              const auto y = executable->inspect(1);
               result.variant = std::string(format.name) + "." + context.caps().isa;
               // CUDA multiplies prompts (more than 16 rows) on its matrix units.
               const bool halves = context.caps().name == "cuda" && n > 16;

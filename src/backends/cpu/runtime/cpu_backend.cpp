@@ -100,19 +100,6 @@ class CpuBackend final : public backends::Backend {
     return std::make_unique<CpuExecutable>(graph, weights_, decisions, kv, max_rows, isa_, pool_);
   }
 
-  void submit(backends::Executable& executable, const graph::StepParams& step) override {
-    static_cast<CpuExecutable&>(executable).run(step);
-  }
-  std::span<const float> read(backends::Executable& executable, int output_row) override {
-    return static_cast<CpuExecutable&>(executable).logits(output_row);
-  }
-  std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
-    return static_cast<CpuExecutable&>(executable).inspect(value);
-  }
-  std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
-    return static_cast<CpuExecutable&>(executable).trace();
-  }
-
  private:
   ThreadPool pool_;
   Isa isa_;

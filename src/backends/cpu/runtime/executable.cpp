@@ -133,7 +133,7 @@ void CpuExecutable::prepare_attention(int op_index) {
   }
 }
 
-void CpuExecutable::run(const graph::StepParams& step) {
+void CpuExecutable::submit(const graph::StepParams& step) {
   prepare(step);
   std::vector<double> seconds(decisions_.trace ? phases_.size() : 0);
   pool_.run([&](int thread) {
@@ -437,7 +437,7 @@ void CpuExecutable::run_matmul(const Phase& phase, TaskCounter& next, int thread
   }
 }
 
-std::span<const float> CpuExecutable::logits(int output_row) {
+std::span<const float> CpuExecutable::read(int output_row) {
   if (output_row < 0 || output_row >= int(output_rows_.size()))
     fail(ErrorCode::kFailed, "logits of output row {} were asked for; the step has {}", output_row,
          output_rows_.size());
@@ -474,7 +474,7 @@ std::span<const float> CpuExecutable::logits(int output_row) {
   return {logits_.as<float>() + size_t(output_row - logits_begin_) * size_t(n_vocab), size_t(n_vocab)};
 }
 
-std::span<const float> CpuExecutable::inspect(graph::ValueId value) const {
+std::span<const float> CpuExecutable::inspect(graph::ValueId value) {
   if (!decisions_.keep_values || !value_data_[size_t(value)]) return {};
   return {data(value), size_t(n_rows(graph_.values[size_t(value)].rows)) * size_t(width(value))};
 }

@@ -25,10 +25,10 @@ class CpuExecutable final : public backends::Executable {
 
   int max_rows() const override { return max_rows_; }
   std::vector<std::string> describe() const override;
-  void run(const graph::StepParams& step);
-  std::span<const float> logits(int output_row);
-  std::span<const float> inspect(graph::ValueId value) const;
-  std::vector<backends::TraceRow> trace() const { return trace_; }
+  void submit(const graph::StepParams& step) override;
+  std::span<const float> read(int output_row) override;
+  std::span<const float> inspect(graph::ValueId value) override;
+  std::vector<backends::TraceRow> trace() const override { return trace_; }
 
  private:
   enum class PhaseKind : uint8_t { kRope, kRows, kMatmul, kCommit, kAttention };

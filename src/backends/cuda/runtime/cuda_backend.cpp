@@ -134,37 +134,6 @@ class CudaBackend final : public backends::Backend {
     own.portable_kernels = own.portable_kernels || portable_;
     return std::make_unique<CudaExecutable>(graph, weights_, own, kv, max_rows, stream_, isa_);
   }
-  void submit(backends::Executable& executable, const graph::StepParams& step) override {
-    static_cast<CudaExecutable&>(executable).run(step);
-  }
-  std::span<const float> read(backends::Executable& executable, int output_row) override {
-    return static_cast<CudaExecutable&>(executable).logits(output_row);
-  }
-  std::span<const backends::Candidate> best(backends::Executable& executable, int output_row,
-                                            int n) override {
-    return static_cast<CudaExecutable&>(executable).best(output_row, n);
-  }
-  bool chooses(const backends::Executable& executable) const override {
-    return static_cast<const CudaExecutable&>(executable).chooses();
-  }
-  void submit_ahead(backends::Executable& executable, const graph::StepParams& step,
-                    const graph::Choice& choice) override {
-    static_cast<CudaExecutable&>(executable).run_ahead(step, choice);
-  }
-  int32_t chosen(backends::Executable& executable) override {
-    return static_cast<CudaExecutable&>(executable).chosen();
-  }
-  std::span<const float> inspect(backends::Executable& executable, graph::ValueId value) override {
-    return static_cast<CudaExecutable&>(executable).inspect(value);
-  }
-  backends::Counters counters(const backends::Executable& executable) const override {
-    backends::Counters counters = static_cast<const CudaExecutable&>(executable).counters();
-    counters.allocations = Memory::allocations();
-    return counters;
-  }
-  std::vector<backends::TraceRow> trace(backends::Executable& executable) override {
-    return static_cast<CudaExecutable&>(executable).trace();
-  }
 
  private:
   Alive alive_;  // first: it outlives what is on the device

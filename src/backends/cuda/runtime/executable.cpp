@@ -243,7 +243,7 @@ void CudaExecutable::start(const graph::StepParams& step) {
   check(cudaGetLastError(), "launching a step");
 }
 
-void CudaExecutable::run(const graph::StepParams& step) {
+void CudaExecutable::submit(const graph::StepParams& step) {
   settle();
   choice_ = {};
   start(step);
@@ -297,7 +297,7 @@ void CudaExecutable::set_choice(const graph::Choice& choice) {
   choice_ = drawn_by_ = next;
 }
 
-void CudaExecutable::run_ahead(const graph::StepParams& step, const graph::Choice& choice) {
+void CudaExecutable::submit_ahead(const graph::StepParams& step, const graph::Choice& choice) {
   if (step.rows.size() != 1 || !step.rows[0].want_logits || !chooses() || n_ahead_ == 2)
     fail(ErrorCode::kFailed, "a step of {} rows cannot be queued behind {}", step.rows.size(), n_ahead_);
   set_choice(choice);
@@ -309,7 +309,7 @@ void CudaExecutable::run_ahead(const graph::StepParams& step, const graph::Choic
   logits_read_.assign(1, false);
 }
 
-int CudaExecutable::chosen() {
+int32_t CudaExecutable::chosen() {
   if (n_ahead_ == 0) fail(ErrorCode::kFailed, "no step is queued");
   const Slot& oldest = slots_[n_ahead_ == 2 ? 1 - slot_ : slot_];
   check(cudaEventSynchronize(oldest.done), "running a step");
@@ -540,7 +540,7 @@ const float* CudaExecutable::logits_on_device(int output_row) {
   return logits_.as<float>() + size_t(output_row - logits_first_) * n_vocab;
 }
 
-std::span<const float> CudaExecutable::logits(int output_row) {
+std::span<const float> CudaExecutable::read(int output_row) {
   settle();
   logits_on_device(output_row);
   const size_t n_vocab = size_t(graph_.n_vocab), row_bytes = n_vocab * sizeof(float);
@@ -595,6 +595,12 @@ std::span<const backends::Candidate> CudaExecutable::best(int output_row, int n)
     candidates_.push_back({key_logit(key), key_token(key)});
   }
   return candidates_;
+}
+
+backends::Counters CudaExecutable::counters() const {
+  backends::Counters counters = counters_;
+  counters.allocations = Memory::allocations();
+  return counters;
 }
 
 std::span<const float> CudaExecutable::inspect(ValueId value) {

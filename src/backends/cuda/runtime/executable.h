@@ -32,17 +32,15 @@ class CudaExecutable final : public backends::Executable {
   int max_rows() const override { return max_rows_; }
   std::vector<std::string> describe() const override;
   // Ends when the device has run the step: a value that the cache cannot hold is an error of this step.
-  void run(const graph::StepParams& step);
-  // Steps of one row that are queued, at most two: the device chooses the token after it, and chosen() waits
-  // for the oldest. Their own token may be the one that the step ahead before them chose.
-  bool chooses() const;
-  void run_ahead(const graph::StepParams& step, const graph::Choice& choice);
-  int chosen();
-  std::span<const float> logits(int output_row);
-  std::span<const backends::Candidate> best(int output_row, int n);
-  std::span<const float> inspect(graph::ValueId value);
-  std::vector<backends::TraceRow> trace() const { return trace_; }
-  backends::Counters counters() const { return counters_; }  // without allocations
+  void submit(const graph::StepParams& step) override;
+  bool chooses() const override;
+  void submit_ahead(const graph::StepParams& step, const graph::Choice& choice) override;
+  int32_t chosen() override;
+  std::span<const float> read(int output_row) override;
+  std::span<const backends::Candidate> best(int output_row, int n) override;
+  std::span<const float> inspect(graph::ValueId value) override;
+  std::vector<backends::TraceRow> trace() const override { return trace_; }
+  backends::Counters counters() const override;
 
  private:
   // Rows of the step being enqueued.
