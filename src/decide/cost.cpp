@@ -242,7 +242,7 @@ std::string add_prompt_weights(const MachineTable& table, const ModelGeometry& g
       cost.weights += std::max(read, ops > 0 ? 2 * double(part.prompt_values) * rows / ops : read);
       if (found != table.weights.end()) cost.starts += part.prompt_products * found->prompt_product_us * 1e-6;
     }
-    cost.starts += std::max(part.products - part.prompt_products, 0.0) * product_start(table, part.type);
+    cost.starts += (part.products - part.prompt_products) * product_start(table, part.type);
     cost.weights += double(part.bytes - std::min(part.bytes, part.prompt_bytes)) / rate;
   }
   return "";

@@ -80,8 +80,8 @@ void add_tensor(ModelGeometry& g, std::string_view name, DType type, const Shape
   found->bytes += read;
   const double share = prompt_share(g, name);
   const std::string_view part = part_of(name);
-  if (part != "attn_k.weight" && part != "attn_v.weight" && part != "ffn_up.weight") ++found->products;
-  if (part != "ffn_up.weight") found->prompt_products += share;
+  if (part != "attn_k.weight" && part != "attn_v.weight" && part != "ffn_up.weight")
+    ++found->products, found->prompt_products += share;
   // Rows of a prompt reach every expert, each row its own few.
   found->prompt_bytes += uint64_t(share * double(bytes));
   found->prompt_values += uint64_t(share * double(shape.count()) * double(read) / double(bytes));

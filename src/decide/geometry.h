@@ -31,7 +31,7 @@ struct StepWeights {
   uint64_t bytes = 0;
   uint64_t prompt_bytes = 0;   // of those, what every row of a prompt passes through
   uint64_t prompt_values = 0;  // their weights: two operations each and row
-  // The two matrices of a gated pair are one product; of one row also those of queries, keys and values.
+  // The two matrices of a gated pair are one product, and those of queries, keys and values.
   double products = 0, prompt_products = 0;
 };
 
