@@ -121,7 +121,7 @@ Comparison compare_each(std::span<const Scored> scored, ThreadPool& workers, con
 }
 
 Comparison compare_output(const Rig& rig, const Scored& one, const reference::Rows& values) {
-  const RigSpec& spec = rig.spec();
+  const RigSpec spec = rig.spec_of(one.place.seq, one.place.pos);
   Arithmetic arithmetic = spec.values();
   const bool is_rotated = rotated(spec.v);
   MixTerms terms;
@@ -132,7 +132,8 @@ Comparison compare_output(const Rig& rig, const Scored& one, const reference::Ro
   for (const double w : one.scores.weight) terms.top_weight = std::max(terms.top_weight, w);
   reference::Scores scores = one.scores;
   std::vector<reference::Tie> ties;
-  if (arithmetic.coarse()) {  // rounding is part of the expected value, but for ties: each one step of a value
+  if (arithmetic
+          .coarse()) {  // rounding is part of the expected value, but for ties: each one step of a value
     reference::round_weights(spec.attention(), values, one.place.pos, one.head, 1 / arithmetic.weight_step,
                              weight_error(terms) + 4 * kUnit, scores, ties);
     arithmetic.weight_step = 0;
@@ -168,6 +169,7 @@ Comparison compare_score(const Rig& rig, const Scored& one) {
   const double most = *std::max_element(one.bound.begin(), one.bound.end());
   const double top_weight = *std::max_element(one.scores.weight.begin(), one.scores.weight.end());
   const Readable readable(rig.spec(), one);
+  const Kernel kernel = rig.spec_of(one.place.seq, one.place.pos).kernel;
   std::vector<float> got;
   std::vector<double> want, limit;
   for (int j = readable.begin; j < readable.end; ++j) {
@@ -178,9 +180,8 @@ Comparison compare_score(const Rig& rig, const Scored& one) {
     limit.push_back(one.bound[at] + most + 32 * kUnit + kUnit * std::fabs(want.back()));
     // Weights are f16 beside the largest: relative to themselves, and near nothing to the least step there
     // is.
-    if (rig.spec().kernel == Kernel::kHalves)
-      limit.back() += 0x1p-11 + 0x1p-25 * (top_weight / one.scores.weight[at]);
-    if (rig.spec().kernel == Kernel::kTerms) limit.back() += 0x1p-16;
+    if (kernel == Kernel::kHalves) limit.back() += 0x1p-11 + 0x1p-25 * (top_weight / one.scores.weight[at]);
+    if (kernel == Kernel::kTerms) limit.back() += 0x1p-16;
   }
   return got.empty() ? Comparison{} : compare(got, want, limit);
 }
@@ -243,7 +244,7 @@ std::vector<Scored> score_rows(const Rig& rig, std::span<const Place> places, co
     one.query_norm = query.norm;
     one.scores = reference::score_head(spec.attention(), keys.rows[size_t(one.place.seq)], q, one.place.pos,
                                        one.head, as_stored ? std::span<const double>{} : query.coded.q);
-    one.bound = score_bounds(spec, keys, one, query);
+    one.bound = score_bounds(rig.spec_of(one.place.seq, one.place.pos), keys, one, query);
   });
   return all;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "verify/checks/attention_case.h"
@@ -81,19 +82,29 @@ class Bank {
     std::vector<Scored> scored;
     std::vector<reference::Rows> values;
   };
-  const Entry& with_itself(DType type, bool flash) {
-    Entry& entry = entries_[{type, flash}];
+  // `beside_floats`: beside values that have it read by the kernel of apart().
+  const Entry& with_itself(DType type, bool flash, bool beside_floats = false) {
+    Entry& entry = entries_[{type, flash, beside_floats}];
     if (!entry.rig) {
       const bool both = formats::require(type).has_role(formats::kValues);
       // The partner must not change the kernel that reads the keys.
       const bool outranged = flash && outranges_flash(context_.caps(), DType::f32);
-      auto rig = run(context_, type, both ? type : outranged ? DType::f16 : DType::f32, flash);
+      const DType other = outranged && !beside_floats ? DType::f16
+                          : type == DType::f32        ? DType::bf16
+                                                      : DType::f32;
+      auto rig = run(context_, type, both && !beside_floats ? type : other, flash);
       const KeySide keys = read_keys(*rig, false, context_.workers());
       entry.scored = score_rows(*rig, interesting_rows(rig->spec(), 6), keys, false, context_.workers());
       entry.values = read_values(*rig, context_.workers());
       entry.rig = std::move(rig);
     }
     return entry;
+  }
+
+  // Keys that have another kernel beside these values than beside their own type.
+  bool apart(DType k, DType v, bool flash) const {
+    const backends::Caps& caps = context_.caps();
+    return k != v && flash && (outranges_flash(caps, k) || outranges_flash(caps, v));
   }
 
   // `context`: where it runs. Both types have run with themselves before when that is a part.
@@ -104,7 +115,7 @@ class Bank {
       return not_applicable(context, label,
                             fmt::format("head size {} is refused (dispatch checks that)", head_dim_));
     check(context, label, [&](decide::CheckResult& result) {
-      const Entry &keys = with_itself(k, flash), &values = with_itself(v, flash);
+      const Entry &keys = with_itself(k, flash, apart(k, v, flash)), &values = with_itself(v, flash);
       std::unique_ptr<Rig> own;
       if (k != v) own = run(context, k, v, flash);
       const Rig& rig = own ? *own : *keys.rig;
@@ -124,7 +135,7 @@ class Bank {
   Context& context_;
   const Shape& shape_;
   int head_dim_;
-  std::map<std::pair<DType, bool>, Entry> entries_;
+  std::map<std::tuple<DType, bool, bool>, Entry> entries_;
 };
 
 // Pairs that are checked in every shape at every head size, `--full` or not.
@@ -165,7 +176,7 @@ void check_fused(Context& context) {
       // Every type runs with itself on all threads; what it left is read before pairs go side by side.
       for (const Pair& p : mixed)
         if (formats::require(p.k).takes(head_dim) && formats::require(p.v).takes(head_dim)) {
-          bank.with_itself(p.k, p.flash);
+          bank.with_itself(p.k, p.flash, bank.apart(p.k, p.v, p.flash));
           bank.with_itself(p.v, p.flash);
         }
       context.side_by_side(int64_t(mixed.size()), [&](Context& part, int64_t i) {

@@ -16,6 +16,8 @@ namespace kvasir::verify {
 
 using graph::kPageTokens;
 
+constexpr size_t kFewRows = 16;  // that CUDA's kernel of a few rows takes
+
 void DeviceBuffer::poison(size_t begin, size_t end) {
   const std::vector<std::byte> bytes(std::min<size_t>(end - begin, size_t(1) << 20), std::byte(0xff));
   for (size_t at = begin; at < end; at += bytes.size())
@@ -36,7 +38,7 @@ Rig::Rig(backends::Backend& backend, const RigSpec& spec) : backend_(backend), s
   const backends::Caps caps = backend.caps();
   const bool flash = spec.flash && !outranges_flash(caps, spec.k) && !outranges_flash(caps, spec.v);
   spec_.kernel = !flash ? Kernel::kSingle : caps.name == "cuda" ? Kernel::kHalves : Kernel::kCodes;
-  // A few rows have a kernel of their own on Hopper; prompts are in single precision.
+  // A few rows have a kernel of their own on Hopper; prompts are in single precision (spec_of).
   if (spec.flash && !flash && spec.k == spec.v && spec.head_dim >= 128 && caps.isa.starts_with("sm_90"))
     spec_.kernel = Kernel::kTerms;
   make_tables();
@@ -63,6 +65,7 @@ void Rig::make_tables() {
     first_token_.push_back(n);
     n += length;
   }
+  in_few_.assign(size_t(n), false);
   const auto rows = [&](uint64_t side, int width, double sigma) {
     return reference::Gaussian(spec_.seed * 0x10001 + side).vector(size_t(n) * size_t(width), sigma);
   };
@@ -243,6 +246,7 @@ void Rig::step(std::span<const Take> takes) {
     views[seq].exact_table[spec_.window > 0] = exact_tables_[seq];
   }
   executable_->submit({rows, views});
+  for (const graph::Row& row : rows) in_few_[size_t(row.token)] = rows.size() <= kFewRows;
   const std::span<const float> result = executable_->inspect(out_value_);
   if (result.size() < rows.size() * size_t(n_q()))
     fail(ErrorCode::kFailed, "the backend kept {} values of {} rows", result.size(), rows.size());
@@ -250,6 +254,12 @@ void Rig::step(std::span<const Take> takes) {
     std::copy_n(result.begin() + long(i * size_t(n_q())), n_q(),
                 out_.begin() + long(size_t(rows[i].token) * size_t(n_q())));
   for (const Take& take : takes) drop_pages(take.seq, done_[size_t(take.seq)]);
+}
+
+RigSpec Rig::spec_of(int seq, int pos) const {
+  RigSpec spec = spec_;
+  if (spec.kernel == Kernel::kTerms && !in_few_[size_t(token(seq, pos))]) spec.kernel = Kernel::kSingle;
+  return spec;
 }
 
 void Rig::rewind(int pos) {
@@ -306,8 +316,7 @@ void Rig::edit_page(int seq, int at, int kv_head, backends::PagePart part,
                     const std::function<void(std::span<std::byte>)>& edit) {
   std::vector<std::byte> rows = page(seq, at, kv_head, part);
   edit(rows);
-  std::byte* data =
-      pages_->data() + size_t(tables_[size_t(seq)][size_t(at)]) * graph::kv_page_bytes(kv());
+  std::byte* data = pages_->data() + size_t(tables_[size_t(seq)][size_t(at)]) * graph::kv_page_bytes(kv());
   backend_.write_page(kv(), part, kv_head, data, rows.data());
 }
 
@@ -341,11 +350,25 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
         const size_t row = size_t(p) * kPageTokens * size_t(spec_.n_kv) + size_t(head), at = row * size_t(d);
         double* scale = keys ? nullptr : rows.scale.data() + row;
         if (!open || count == kPageTokens)
-          pieces.push_back({seq, p, head, keys ? PagePart::kKeys : PagePart::kValues, count, false,
-                            rows.coded.data() + at, scale, {}});
+          pieces.push_back({seq,
+                            p,
+                            head,
+                            keys ? PagePart::kKeys : PagePart::kValues,
+                            count,
+                            false,
+                            rows.coded.data() + at,
+                            scale,
+                            {}});
         if (open)
-          pieces.push_back({seq, p, head, keys ? PagePart::kExactKeys : PagePart::kExactValues, count, true,
-                            rows.exact.data() + at, nullptr, {}});
+          pieces.push_back({seq,
+                            p,
+                            head,
+                            keys ? PagePart::kExactKeys : PagePart::kExactValues,
+                            count,
+                            true,
+                            rows.exact.data() + at,
+                            nullptr,
+                            {}});
       }
   }
   const auto read = [&](Piece& piece) { piece.bytes = page(piece.seq, piece.page, piece.head, piece.part); };

@@ -117,6 +117,8 @@ class Rig {
   std::string variant() const;
   std::vector<std::string> describe() const { return executable_->describe(); }
   const RigSpec& spec() const { return spec_; }
+  // With the kernel that a row met in its step.
+  RigSpec spec_of(int seq, int pos) const;
   graph::Graph& graph() { return graph_; }
 
  private:
@@ -145,6 +147,7 @@ class Rig {
   std::vector<int32_t> free_exact_;
   int n_exact_ = 0, n_staged_ = 0;
   std::vector<int> done_;
+  std::vector<bool> in_few_;  // by token: its step had few rows
   std::unique_ptr<backends::Executable> executable_;
 };
 

@@ -19,8 +19,10 @@ RigSpec score_spec(const Context& context, DType k, int head_dim, bool flash) {
   RigSpec spec;
   spec.tcq = context.tcq();
   spec.k = k;
-  // Ones and zeros are exact in every float type; the kernel in question has to be the one that runs.
-  spec.v = flash && outranges_flash(caps, DType::f32) && !outranges_flash(caps, k) ? DType::f16 : DType::f32;
+  // Ones and zeros are exact in every float type; the kernel in question has to be the one that runs. On CUDA
+  // it takes f32 and bf16 beside themselves only, and f16 beside the others.
+  const bool tiles = flash && outranges_flash(caps, DType::f32);
+  spec.v = !tiles ? DType::f32 : outranges_flash(caps, k) ? k : DType::f16;
   spec.head_dim = head_dim;
   spec.flash = flash;
   spec.lengths = {150};  // two whole pages, one open
@@ -33,8 +35,9 @@ RigSpec score_spec(const Context& context, DType k, int head_dim, bool flash) {
   return spec;
 }
 
-// Scores of the rows of whole pages with the last query, by the product's codec and in double precision from the
-// bytes. Both may differ by single precision's error of a row and of the transform: (log2 128 + 5) u |q| |k|.
+// Scores of the rows of whole pages with the last query, by the product's codec and in double precision from
+// the bytes. Both may differ by single precision's error of a row and of the transform: (log2 128 + 5) u |q|
+// |k|.
 Comparison compare_polar(const Rig& rig, bool residual, bool transformed) {
   const RigSpec& spec = rig.spec();
   const formats::Format& format = formats::require(spec.k);

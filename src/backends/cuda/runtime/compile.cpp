@@ -734,14 +734,17 @@ std::vector<std::string> CudaExecutable::describe() const {
     const graph::KvSpec& kv = graph_.kv[size_t(first->kv)];
     const bool wanted = decisions_.flash == backends::FlashAttention::kOn,
                flash = wanted && has_flash(kv_[size_t(first->kv)]);
+    const bool few = choose_attention(kv_[size_t(first->kv)], 1, wanted, decisions_.portable_kernels) ==
+                     AttentionKernel::kDecode;
     const std::string_view k = formats::require(kv.k_type).name, v = formats::require(kv.v_type).name;
-    lines.push_back(fmt::format(
-        "{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.{}, {}",
-        sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s", k, v, k, v,
-        flash ? "flash" : "plain", isa_,
-        flash    ? "flash attention engaged"
-        : wanted ? "flash attention off in prompts: their tiles are f16, which these types outrange"
-                 : "flash attention off: switched off by the caller"));
+    lines.push_back(
+        fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.{}, {}",
+                    sliding ? "sliding" : "global", n_layers, kv.head_dim, kv.n_kv, kv.n_kv == 1 ? "" : "s",
+                    k, v, k, v, flash ? "flash" : "plain", isa_,
+                    flash     ? "flash attention engaged"
+                    : !wanted ? "flash attention off: switched off by the caller"
+                    : few ? "flash attention off in prompts: their tiles are f16, which these types outrange"
+                          : "flash attention off: its tiles are f16, which these types outrange"));
   }
   return lines;
 }

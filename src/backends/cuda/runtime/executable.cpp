@@ -249,9 +249,12 @@ void CudaExecutable::submit(const graph::StepParams& step) {
   start(step);
   check(cudaStreamSynchronize(stream_), "running a step");
   if (slot().outcome.as<int32_t>()[0] == kWideTiles) {  // once more: the same rows, other tiles
-    wide_tiles_ = true;
+    struct Wide {
+      bool& on;
+      explicit Wide(bool& flag) : on(flag) { on = true; }
+      ~Wide() { on = false; }
+    } wide(wide_tiles_);
     start(step);
-    wide_tiles_ = false;
     --counters_.steps;
     check(cudaStreamSynchronize(stream_), "running a step");
   }

@@ -421,10 +421,13 @@ void run(const Launch& how, const HeadArgs& args, const StepView& step, int n_ro
   int heads = 0;
   for (int j = 0; j < args.n_jobs; ++j) heads += args.jobs[j].n_head;
   const dim3 blocks(unsigned(heads + 3) / 4, unsigned(n_rows));
+  // Rows of f16, bf16 and f32 are stored as they are: nothing to encode, no tiles to make.
+  const bool rows =
+      args.full > 0 && (args.tiles.tiles || open_page(args.kv.k_form) || open_page(args.kv.v_form));
   if (encode)
     launch(how, dim3(unsigned(heads), unsigned(n_rows)), dim3(512), 0, heads_kernel<E, Encode::kPages>, args,
            step);
-  else if (args.full > 0)
+  else if (rows)
     launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kRows>, args, step);
   else
     launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kNone>, args, step);
