@@ -179,7 +179,7 @@ Head read_head(StateSource& source) {
     fail(ErrorCode::kRefused, "{}: state format version {}; this build reads version {}", name, version,
          kStateVersion);
   const uint64_t header = get<uint32_t>(prefix, 12), total = get<uint64_t>(prefix, 16);
-  if (header > kMaxHeader || total < kPrefix + header)
+  if (header == 0 || header > kMaxHeader || total < kPrefix + header)
     bad(fmt::format("its head is damaged: {} bytes of header in {} in all", header, total));
   if (kPrefix + header > source.size())
     bad(fmt::format("truncated: {} bytes, inside its head of {}; the whole has {}", source.size(),

@@ -21,7 +21,7 @@ class Bytes final : public engine::StateSource {
   void read(uint64_t offset, std::span<std::byte> out) override {
     if (offset > size_ || out.size() > size_ - offset)
       __builtin_trap();  // the reader promises to stay inside
-    std::memcpy(out.data(), data_ + offset, out.size());
+    if (!out.empty()) std::memcpy(out.data(), data_ + offset, out.size());
   }
 
  private:
