@@ -1,4 +1,4 @@
-// Any bytes as a GGUF file: opened, every value and tensor touched, read as a model. Only kvasir::Error may
+// Any bytes as a GGUF file: opened, every value and tensor touched, read as a model, its graph built. Only kvasir::Error may
 // come out.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -8,9 +8,11 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "decide/geometry.h"
 #include "formats/format.h"
 #include "gguf/file.h"
 #include "gguf/model_config.h"
+#include "models/models.h"
 
 namespace {
 
@@ -45,7 +47,8 @@ void touch(const File& file) {
     format->decode(tensor.data.data() + tensor.data.size() - format->block_bytes, out, format->block);
     file.drop(tensor);
   }
-  attempt([&] { kvasir::gguf::read_model_config(file); });
+  attempt([&] { kvasir::models::build_graph(file, kvasir::gguf::read_model_config(file)); });
+  attempt([&] { kvasir::decide::read_geometry(file); });
 }
 
 }  // namespace
