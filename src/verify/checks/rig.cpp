@@ -349,26 +349,12 @@ std::vector<reference::Rows> Rig::rows(reference::Side side, int level_codes, Th
         const int count = std::min(kPageTokens, n - p * kPageTokens);
         const size_t row = size_t(p) * kPageTokens * size_t(spec_.n_kv) + size_t(head), at = row * size_t(d);
         double* scale = keys ? nullptr : rows.scale.data() + row;
+        const auto add = [&](PagePart part, bool exact, double* to, double* of) {
+          pieces.push_back({seq, p, head, part, count, exact, to + at, of, {}});
+        };
         if (!open || count == kPageTokens)
-          pieces.push_back({seq,
-                            p,
-                            head,
-                            keys ? PagePart::kKeys : PagePart::kValues,
-                            count,
-                            false,
-                            rows.coded.data() + at,
-                            scale,
-                            {}});
-        if (open)
-          pieces.push_back({seq,
-                            p,
-                            head,
-                            keys ? PagePart::kExactKeys : PagePart::kExactValues,
-                            count,
-                            true,
-                            rows.exact.data() + at,
-                            nullptr,
-                            {}});
+          add(keys ? PagePart::kKeys : PagePart::kValues, false, rows.coded.data(), scale);
+        if (open) add(keys ? PagePart::kExactKeys : PagePart::kExactValues, true, rows.exact.data(), nullptr);
       }
   }
   const auto read = [&](Piece& piece) { piece.bytes = page(piece.seq, piece.page, piece.head, piece.part); };
