@@ -346,21 +346,25 @@ GemmArgs CudaExecutable::gemm_args(int n_in, int n_rows) const {
   return args;
 }
 
+template <typename To>
+void CudaExecutable::fill_part(const Part& from, To& to) const {
+  to.w = weights_.matrices[size_t(from.w)];
+  if (from.w2 != kNone) to.w2 = weights_.matrices[size_t(from.w2)];
+  to.first_row = from.first_row;
+  to.n_out = width(from.out);
+  to.out = data(from.out);
+  if (from.mul != kNone) to.mul = data(from.mul) + from.mul_offset, to.mul_stride = width(from.mul);
+  to.residual = data(from.residual);
+  to.gelu = from.gelu;
+}
+
 void CudaExecutable::run_gemm(const std::vector<Part>& parts, int n_rows) {
   to_half(parts[0].in, n_rows);
   GemmArgs args = gemm_args(width(parts[0].in), n_rows);
   args.n_parts = int(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& from = parts[i];
-    GemmPart& to = args.parts[i];
-    to.w = weights_.matrices[size_t(from.w)];
-    if (from.w2 != kNone) to.w2 = weights_.matrices[size_t(from.w2)];
-    to.first = from.first_row;
-    to.out = data(from.out);
-    if (from.mul != kNone) to.mul = data(from.mul) + from.mul_offset, to.mul_stride = width(from.mul);
-    to.residual = data(from.residual);
-    to.n_out = to.out_stride = width(from.out);
-    to.gelu = from.gelu;
+    fill_part(parts[i], args.parts[i]);
+    args.parts[i].out_stride = args.parts[i].n_out;
   }
   gemm([this] { return next(); }, args);
 }
@@ -442,18 +446,7 @@ MatvecArgs CudaExecutable::product(const std::vector<Part>& parts, const Rows& r
   args.n_rows = rows.of(set_of(parts[0].in));
   args.x = data(parts[0].in);
   args.quant = quant_[size_t(parts[0].in)];
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& from = parts[i];
-    MatvecPart& to = args.parts[i];
-    to.w = weights_.matrices[size_t(from.w)];
-    if (from.w2 != kNone) to.w2 = weights_.matrices[size_t(from.w2)];
-    to.first_row = from.first_row;
-    to.n_out = width(from.out);
-    to.out = data(from.out);
-    if (from.mul != kNone) to.mul = data(from.mul) + from.mul_offset, to.mul_stride = width(from.mul);
-    to.residual = data(from.residual);
-    to.gelu = from.gelu;
-  }
+  for (size_t i = 0; i < parts.size(); ++i) fill_part(parts[i], args.parts[i]);
   return args;
 }
 

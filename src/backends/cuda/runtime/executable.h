@@ -155,6 +155,9 @@ class CudaExecutable final : public backends::Executable {
   MatvecArgs logits_product(int n_rows) const;
   const float* logits_on_device(int output_row);
   void run_matmul(const std::vector<Part>& parts, const Rows& rows, size_t node);
+  // What a MatvecPart and a GemmPart have alike.
+  template <typename To>
+  void fill_part(const Part& from, To& to) const;
   MatvecArgs product(const std::vector<Part>& parts, const Rows& rows) const;
   void run_stream(const std::vector<Part>& parts, const MatvecArgs& product, size_t node);
   NormArgs norm_args(const NormNode& norm, const Rows& rows) const;

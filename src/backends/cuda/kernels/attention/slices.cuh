@@ -481,6 +481,7 @@ template <KvForm F>
 __device__ __forceinline__ void mix_steps(uint32_t slot, const uint32_t (&w)[2], int lane,
                                           float (&out)[8][4]) {
   constexpr bool kFive = F == KvForm::kQ5_0;
+  constexpr int kMiddle = kFive ? 16 : 8;  // the code that stands for zero
   const int g = lane / 4, t = lane % 4;
   uint32_t x[4][2], fifth[2] = {};
   __half2 scale[2];
@@ -505,8 +506,8 @@ __device__ __forceinline__ void mix_steps(uint32_t slot, const uint32_t (&w)[2],
         lower = (two & 0x000f000fu) | bits(fifth[i], 2 * j, 4);
         upper = (two & 0x00f000f0u) | bits(fifth[i], 2 * j + 1, 8);
       }
-      even[i] = scaled_nibbles < Nibbles::kLower, kFive ? 16 : 8 > (lower, scale[i]);
-      odd[i] = scaled_nibbles < Nibbles::kUpper, kFive ? 16 : 8 > (upper, scale[i]);
+      even[i] = scaled_nibbles<Nibbles::kLower, kMiddle>(lower, scale[i]);
+      odd[i] = scaled_nibbles<Nibbles::kUpper, kMiddle>(upper, scale[i]);
     }
     product(out[j], even[0], odd[0], even[1], odd[1], w[0], w[1]);
   }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void store(const GemmArgs& args, int r, int c, float 
 template <int BM, int BN>
 __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ GemmArgs a) {
   const GemmPart& part = a.parts[0];
-  const uint16_t* weights = reinterpret_cast<const uint16_t*>(part.w.codes) + int64_t(part.first) * a.n_in;
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(part.w.codes) + int64_t(part.first_row) * a.n_in;
   constexpr int kRowTiles = BM / 2 / 16, kColumnTiles = BN / 4 / 8;
   extern __shared__ __align__(16) uint8_t memory[];
   Shared<BM, BN>& shared = *reinterpret_cast<Shared<BM, BN>*>(memory);
@@ -131,9 +131,9 @@ void one_matrix(const std::function<Launch()>& next, const GemmArgs& args) {
     GemmArgs some = args;
     GemmPart& part = some.parts[0];
     part.n_out = std::min(slice, whole.n_out - c);
-    expand_half(next(), whole.w, whole.first + c, part.n_out, args.expanded);
+    expand_half(next(), whole.w, whole.first_row + c, part.n_out, args.expanded);
     part.w = {WeightForm::kF16, args.n_in, part.n_out, reinterpret_cast<const uint8_t*>(args.expanded)};
-    part.first = 0;
+    part.first_row = 0;
     part.out += c;
     if (part.mul) part.mul += c;
     if (part.residual) part.residual += c;

@@ -10,7 +10,7 @@ namespace kvasir::cuda {
 // One matrix of a product, or a gated pair.
 struct GemmPart {
   MatrixView w, w2;                 // with w2: y = act(scale[row] * w . x) * (scale[row] * w2 . x)
-  int first = 0;                    // rows first, .. of them
+  int first_row = 0;                // rows of them from here on
   float* out = nullptr;             // [n_rows][out_stride]
   const float* mul = nullptr;       // [n_rows][mul_stride], or null
   const float* residual = nullptr;  // [n_rows][out_stride], or null

@@ -131,7 +131,7 @@ __device__ __forceinline__ void bring(const GroupsArgs& a, int cluster, int rank
     // Rows from 64 on are of the other matrix in a pair.
     const bool pair = paired(part), second = pair && thread >= kTileRows / 2;
     const MatrixView& mine = second ? part.w2 : part.w;
-    const int64_t first = part.first + work.out0;
+    const int64_t first = part.first_row + work.out0;
     const int scale_row = second ? thread - kTileRows / 2 : thread;
     const uint8_t* low = part.w.codes + (first + row) * row_bytes + chunk * 16;
     const uint8_t* high =
@@ -178,7 +178,7 @@ struct Consumer {
 
   __device__ __forceinline__ void multiply(const Work& work, Turn<S::kSlots>& turn, float (&c)[N / 2]) const {
     const GemmPart& part = a.parts[work.part];
-    const int out = part.first + work.out0 + (paired(part) ? row() % (kTileRows / 2) : row());
+    const int out = part.first_row + work.out0 + (paired(part) ? row() % (kTileRows / 2) : row());
     const int blocks = a.n_in / 256, block[2] = {out * blocks, (out + 8) * blocks};
     Turn<S::kSlots> before = turn;
     int step = work.begin;
