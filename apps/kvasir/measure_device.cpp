@@ -1,7 +1,8 @@
 #include "measure_device.h"
 
 #include <algorithm>
-#include <limits>
+#include <array>
+#include <map>
 #include <memory>
 
 #include "backends/registry/registry.h"
@@ -180,38 +181,58 @@ class LayerChain {
   int64_t next_ = 0;
 };
 
-// What one layer of a chain takes, by what more of them add.
+// What one layer of a chain takes. What a step takes besides (embeddings, its start and end) is the same for
+// every type: it is found once for a shape, with f16, whose kernels are quick enough to tell.
 using Measure = std::function<std::vector<double>(LayerChain&)>;
-std::vector<double> layer_seconds(backends::Backend& device, std::byte* pool, const AttentionJob& job,
-                                  int n_kv, int window, const Measure& measure) {
-  constexpr int kMore = 4;
-  std::vector<double> one, many;
-  {
-    LayerChain chain(device, pool, job, n_kv, window, 1);
-    one = measure(chain);
+class LayerTimes {
+ public:
+  LayerTimes(backends::Backend& device, std::byte* pool) : device_(device), pool_(pool) {}
+
+  std::vector<double> operator()(const AttentionJob& job, int n_kv, int window, const Measure& measure) {
+    std::vector<double>& besides = besides_[{job.head_dim, job.heads, n_kv, window}];
+    if (besides.empty()) {
+      const AttentionJob f16{DType::f16, DType::f16, job.head_dim, job.heads};
+      besides = of_layers(f16, n_kv, window, 1, measure);
+      const std::vector<double> all = of_layers(f16, n_kv, window, kLayers, measure);
+      for (size_t i = 0; i < all.size(); ++i)
+        besides[i] = std::max((kLayers * besides[i] - all[i]) / (kLayers - 1), 0.0);
+    }
+    std::vector<double> seconds = of_layers(job, n_kv, window, kLayers, measure);
+    for (size_t i = 0; i < seconds.size(); ++i)
+      seconds[i] = std::max((seconds[i] - besides[i]) / kLayers, 1e-9);
+    return seconds;
   }
-  LayerChain chain(device, pool, job, n_kv, window, 1 + kMore);
-  many = measure(chain);
-  for (size_t i = 0; i < many.size(); ++i) many[i] = std::max((many[i] - one[i]) / kMore, 1e-9);
-  return many;
-}
+
+ private:
+  static constexpr int kLayers = 5;
+  std::vector<double> of_layers(const AttentionJob& job, int n_kv, int window, int n_layers,
+                                const Measure& measure) {
+    LayerChain chain(device_, pool_, job, n_kv, window, n_layers);
+    return measure(chain);
+  }
+
+  backends::Backend& device_;
+  std::byte* pool_;
+  // By head size, heads of a KV head, KV heads, window.
+  std::map<std::array<int, 4>, std::vector<double>> besides_;
+};
 
 constexpr int kNear = 256, kFar = 4096, kWindow = 1024, kManyHeads = 4;
-constexpr double kSlowSeconds = 1e-4;  // of kFar keys: a kernel for which shallower depths must do
+// Of kFar keys, and of a prompt: kernels for which shallower depths must do.
+constexpr double kSlowSeconds = 1e-4, kSlowPromptSeconds = 3e-4;
 
-decide::AttentionCost measure_attention(backends::Backend& device, std::byte* pool, const AttentionJob& job) {
+decide::AttentionCost measure_attention(LayerTimes& layer_seconds, const AttentionJob& job) {
   decide::AttentionCost row{job.k, job.v, job.head_dim, job.heads};
-  const auto single = layer_seconds(device, pool, job, 1, 0, [](LayerChain& c) {
+  const auto single = layer_seconds(job, 1, 0, [](LayerChain& c) {
     return std::vector<double>{c.one_row(kNear), c.prompt(0), c.one_row(kFar)};
   });
-  const bool slow = single[2] > kSlowSeconds;
-  const int deep = slow ? 4 * kFar : 65536, depth = slow ? 1024 : 8192;
-  const auto many = layer_seconds(device, pool, job, kManyHeads, 0, [&](LayerChain& c) {
+  const int deep = single[2] > kSlowSeconds ? 4 * kFar : 65536,
+            depth = single[1] > kSlowPromptSeconds ? 1024 : 8192;
+  const auto many = layer_seconds(job, kManyHeads, 0, [&](LayerChain& c) {
     return std::vector<double>{c.one_row(kFar), c.one_row(deep), c.prompt(0), c.prompt(depth)};
   });
-  const auto window = layer_seconds(device, pool, job, kManyHeads, kWindow, [](LayerChain& c) {
-    return std::vector<double>{c.one_row(2 * kWindow)};
-  });
+  const auto window = layer_seconds(
+      job, kManyHeads, kWindow, [](LayerChain& c) { return std::vector<double>{c.one_row(2 * kWindow)}; });
   const Line keys(double(kFar) * kManyHeads, many[0], double(deep) * kManyHeads, many[1]);
   row.ns_per_key = keys.each * 1e9;
   row.far_start_us = keys.start * 1e6;
@@ -250,8 +271,9 @@ void measure_device(backends::Backend& device, decide::MachineTable& table, int 
   double done = 0;
   for (int round = 0; round < rounds; ++round) {
     std::byte* pool = device.alloc(kPoolBytes);
+    LayerTimes layer_seconds(device, pool);
     for (size_t i = 0; i < jobs.size(); ++i) {
-      const decide::AttentionCost row = measure_attention(device, pool, jobs[i]);
+      const decide::AttentionCost row = measure_attention(layer_seconds, jobs[i]);
       if (round == 0)
         table.attention.push_back(row);
       else
