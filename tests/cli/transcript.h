@@ -65,7 +65,13 @@ inline std::string slurp(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Runs `command` with bash in `folder`; the built program is first in PATH. A case may take 120 s at most.
+#ifdef __SANITIZE_ADDRESS__  // in the program, too: verification takes ten times as long
+inline constexpr int kCaseSeconds = 900;
+#else
+inline constexpr int kCaseSeconds = 120;
+#endif
+
+// Runs `command` with bash in `folder`; the built program is first in PATH. A case may take kCaseSeconds at most.
 inline Outcome run_shell(const std::string& command, const fs::path& folder, const std::string& binary_dir,
                          const std::string& models) {
   const fs::path script = folder / "case.sh", out = folder / "case.out", err = folder / "case.err";
@@ -74,7 +80,7 @@ inline Outcome run_shell(const std::string& command, const fs::path& folder, con
       << " XDG_CACHE_HOME=" << (folder / "cache-of-the-test").string() << "\ncd " << folder.string() << "\n"
       << command << "\n";
   const std::string line =
-      "timeout 120 bash " + script.string() + " </dev/null >" + out.string() + " 2>" + err.string();
+      "timeout " + std::to_string(kCaseSeconds) + " bash " + script.string() + " </dev/null >" + out.string() + " 2>" + err.string();
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out), slurp(err)};
 }

@@ -357,7 +357,9 @@ TEST(Choice, SixtyLayersTakeLessThanFiveMilliseconds) {
   }
   RecordProperty("microseconds", int(best * 1e6));
   std::printf("%.3f ms\n", best * 1e3);
+#ifndef __SANITIZE_ADDRESS__  // whose checks the bound does not count
   EXPECT_LT(best, 5e-3);
+#endif
 }
 
 }  // namespace
