@@ -80,7 +80,8 @@ inline Outcome run_shell(const std::string& command, const fs::path& folder, con
       << " XDG_CACHE_HOME=" << (folder / "cache-of-the-test").string() << "\ncd " << folder.string() << "\n"
       << command << "\n";
   const std::string line =
-      "timeout " + std::to_string(kCaseSeconds) + " bash " + script.string() + " </dev/null >" + out.string() + " 2>" + err.string();
+      "timeout " + std::to_string(kCaseSeconds) + " bash " + script.string() + " </dev/null >" + out.string() +
+      " 2>" + err.string();
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out), slurp(err)};
 }
