@@ -322,6 +322,7 @@ void measure_stream(Device& device, DType type, int n_in, int n_out, bool pair) 
              std::max(kLeastCalls, int(matrices.views.size()) / sides), [&](const Launch& how, int i) {
                product.parts[0].w = view(sides * i);
                if (pair) product.parts[0].w2 = view(sides * i + 1);
+               args.large = i % 2 == 0;
                stream_matvec(how, args);
              });
 }

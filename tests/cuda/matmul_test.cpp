@@ -201,6 +201,78 @@ TEST(CudaNorms, InsideTheProductsThatReadThem) {
   }
 }
 
+// Two products of one row by matrices of two types stand beside each other, the second much the shorter; a third
+// reads what both have made.
+struct BesideGraph {
+  static constexpr int kLong = 8192, kShort = 128;
+  SmallGraph small;
+  graph::ValueId out;
+  BesideGraph(int n, DType long_type, DType short_type) {
+    const graph::ValueId x = small.input("x", DType::f32, n, 2, 1), row = small.value("row", n),
+                         a = small.value("a", kLong), b = small.value("b", kShort);
+    out = small.value("c", kShort);
+    const auto push = [&](OpKind kind, std::array<graph::ValueId, 2> in, std::unique_ptr<Table> table,
+                          graph::ValueId to) {
+      graph::Op op;
+      op.kind = kind;
+      op.in = {in[0], in[1], graph::kNone};
+      op.w[0] = small.add(std::move(table));
+      op.eps = 1e-6f;
+      op.out = to;
+      small.graph.ops.push_back(op);
+    };
+    push(OpKind::norm, {x, graph::kNone}, make_table("w", DType::f32, n, 1, 3), row);
+    push(OpKind::matmul, {row, graph::kNone}, make_table("a", long_type, n, kLong, 4, 0.05f), a);
+    push(OpKind::matmul, {row, graph::kNone}, make_table("b", short_type, n, kShort, 5, 0.05f), b);
+    push(OpKind::matmul, {a, b}, make_table("c", DType::q8_0, kLong, kShort, 6, 0.02f), out);
+  }
+  std::vector<double> product(size_t table, const std::vector<double>& v, int n_out) const {
+    std::vector<double> y(static_cast<size_t>(n_out));
+    for (int o = 0; o < n_out; ++o)
+      for (size_t i = 0; i < v.size(); ++i)
+        y[size_t(o)] += v[i] * double(small.tables[table]->values[size_t(o) * v.size() + i]);
+    return y;
+  }
+  std::vector<double> expected(int n, int token) const {
+    std::vector<double> v;
+    double squares = 0;
+    for (int i = 0; i < n; ++i) v.push_back(double(small.tables[0]->values[size_t(token * n + i)]));
+    for (double d : v) squares += d * d;
+    for (size_t i = 0; i < v.size(); ++i)
+      v[i] *= double(small.tables[1]->values[i]) / std::sqrt(squares / n + 1e-6);
+    std::vector<double> y = product(4, product(2, v, kLong), kShort);
+    const std::vector<double> more = product(3, v, kShort);
+    for (size_t i = 0; i < y.size(); ++i) y[i] += more[i];
+    return y;
+  }
+};
+
+TEST(CudaNorms, ProductsOfOneRowBesideEachOther) {
+  KVASIR_NEEDS_CUDA();
+  for (int n : {1536, 5376})
+    for (const auto& [long_type, short_type] : {std::pair{DType::q4_k, DType::q6_k},
+                                                {DType::q6_k, DType::q4_k},
+                                                {DType::q8_0, DType::q5_k}}) {
+      const BesideGraph beside(n, long_type, short_type);
+      const auto backend = backends::create_backend("cuda", 1);
+      backend->upload(beside.small.graph, nullptr, nullptr);
+      const auto executable = backend->compile(beside.small.graph, {}, {}, 1);
+      graph::SequenceView sequence;
+      std::vector<float> first[2];
+      for (int repeat = 0; repeat < 40; ++repeat) {  // of two rows in turn: an old one would be seen
+        const Row step{repeat % 2, 0, 0, 0};
+        executable->submit({{&step, 1}, {&sequence, 1}});
+        const auto got = executable->inspect(beside.out);
+        std::vector<float>& kept = first[repeat % 2];
+        if (repeat < 2) kept.assign(got.begin(), got.end());
+        ASSERT_EQ(kept.size(), got.size());
+        ASSERT_EQ(0, std::memcmp(kept.data(), got.data(), got.size_bytes())) << n << ", " << repeat;
+      }
+      for (int token = 0; token < 2; ++token)
+        EXPECT_LE(nmse(first[token], beside.expected(n, token)), 2e-4) << n << ", " << token;
+    }
+}
+
 #ifdef KVASIR_HAVE_CUDA
 // More shared memory than there is: said at once, and not a row of zeros. What comes after it runs.
 TEST(CudaNorms, ALaunchThatCannotBeIsAnError) {

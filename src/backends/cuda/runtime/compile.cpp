@@ -394,6 +394,18 @@ void CudaExecutable::add_matmul_node(const Op& op, std::vector<Part> parts, std:
   add_node(std::move(name), op.layer, touches,
            [this, parts, node](const Rows& rows) { run_matmul(parts, rows, node); });
   nodes_.back().bytes = bytes;
+  note_lead(parts, streamed);
+}
+
+// Of the node added last: does it stand beside the one before it?
+void CudaExecutable::note_lead(const std::vector<Part>& parts, bool streamed) {
+  const ValueId in = parts[0].in;
+  const auto alone = [](const Part& p) { return p.mul == kNone && p.residual == kNone; };
+  if (!streamed || width(in) > kMaxNormedRow || !std::ranges::all_of(parts, alone)) return;
+  nodes_.back().streams = in;
+  const size_t node = nodes_.size() - 1;
+  if (node < 1 || nodes_[node - 1].streams != in) return;
+  if (node < 2 || !leads_.contains(node - 2)) leads_.insert(node - 1);
 }
 
 // Norms that every matmul after them makes itself when there is one row. The first of those stores what

@@ -29,7 +29,16 @@ void CudaExecutable::forget_graphs(const std::function<bool(const StepKind&)>& w
 Launch CudaExecutable::next() {
   const Launch launch{stream_, may_overlap_ && !decisions_.trace && !decisions_.portable_kernels};
   may_overlap_ = true;
+  large_next_ = true;
   return launch;
+}
+
+// Of products that follow each other every second one is large; one after another kind of launch is, whose
+// blocks stand on some multiprocessors only.
+void CudaExecutable::run_stream(StreamArgs args) {
+  args.large = large_next_;
+  stream_matvec(next(), args);
+  large_next_ = !args.large;
 }
 
 StepView CudaExecutable::step_view() const {
@@ -456,20 +465,22 @@ void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows
   if (n > kMaxMatvecRows) return run_gemm(parts, n);
   const MatvecArgs args = product(parts, rows);
   if (n == 1 && streams(args))
-    run_stream(parts, args, node);
+    run_products(parts, args, node);
   else
     matvec(next(), args);
 }
 
-void CudaExecutable::run_stream(const std::vector<Part>& parts, const MatvecArgs& product, size_t node) {
+void CudaExecutable::run_products(const std::vector<Part>& parts, const MatvecArgs& product, size_t node) {
   StreamArgs args;
   args.product = product;
+  args.leads = leads_.contains(node);
+  args.beside = node > 0 && leads_.contains(node - 1);
   if (const auto norm = norms_.find(parts[0].in); norm != norms_.end() && norm->second.fused) {
     args.norm = norm_args(norm->second, rows_);
     args.norm.second = nullptr;  // read by nobody else
     if (node != norm->second.maker) args.norm.out = nullptr;
   }
-  stream_matvec(next(), args);
+  run_stream(args);
 }
 
 NormArgs CudaExecutable::norm_args(const NormNode& norm, const Rows& rows) const {
@@ -502,7 +513,7 @@ void CudaExecutable::run_logits(int first, int n) {
   if (rows_.out <= kMaxMatvecRows) {
     const MatvecArgs args = logits_product(n);
     if (n == 1 && streams(args))
-      stream_matvec(next(), {args, {}, choice_.n_best > 1 ? nullptr : slot().params.as<uint64_t>() + 1});
+      run_stream({args, {}, choice_.n_best > 1 ? nullptr : slot().params.as<uint64_t>() + 1});
     else
       matvec(next(), args);
     return;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,7 @@ class CudaExecutable final : public backends::Executable {
     std::vector<graph::ValueId> touches;  // for the memory plan
     std::function<void(const Rows&)> run;
     double bytes = 0;  // of weights read
+    graph::ValueId streams = graph::kNone;  // of products that may stand beside others of this row: the row
   };
   // What one step brings and leaves; two, because one can be written while the other is on its way.
   struct Slot {
@@ -116,6 +118,7 @@ class CudaExecutable final : public backends::Executable {
   size_t add_heads(size_t at);
   size_t add_matmul(size_t at);
   void add_matmul_node(const graph::Op& op, std::vector<Part> parts, std::string name);
+  void note_lead(const std::vector<Part>& parts, bool streamed);
   void add_per_layer(const graph::Op& op);
   void add_attention(const graph::Op& op);
   bool add_near(const graph::Op& op, NearArgs& near);
@@ -159,7 +162,8 @@ class CudaExecutable final : public backends::Executable {
   template <typename To>
   void fill_part(const Part& from, To& to) const;
   MatvecArgs product(const std::vector<Part>& parts, const Rows& rows) const;
-  void run_stream(const std::vector<Part>& parts, const MatvecArgs& product, size_t node);
+  void run_products(const std::vector<Part>& parts, const MatvecArgs& product, size_t node);
+  void run_stream(StreamArgs args);
   NormArgs norm_args(const NormNode& norm, const Rows& rows) const;
   HeadArgs head_args(const HeadsNode& heads) const;
   bool runs_near(const Rows& rows, int kv, graph::ValueId out) const;
@@ -189,6 +193,7 @@ class CudaExecutable final : public backends::Executable {
 
   std::vector<Node> nodes_;
   std::map<graph::ValueId, NormNode> norms_;  // by last output
+  std::set<size_t> leads_;  // nodes of products after which one of the same row follows (StreamArgs::leads)
   std::deque<HeadsNode> heads_;
   std::map<graph::ValueId, size_t> heads_of_;  // by queries: in heads_, when they are the node added last
   std::vector<KvView> kv_;
@@ -214,6 +219,7 @@ class CudaExecutable final : public backends::Executable {
   size_t params_bytes_ = 0, rows_at_ = 0;
   int table_stride_ = 0;
   bool may_overlap_ = false;
+  bool large_next_ = true;  // StreamArgs::large of the next product
   std::map<StepKind, cudaGraphExec_t> graphs_;  // null: seen once
   graph::Choice choice_, drawn_by_;  // after the step being enqueued; of the captured launches that draw
   Rows rows_;

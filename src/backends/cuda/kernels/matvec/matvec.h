@@ -42,6 +42,10 @@ struct StreamArgs {
   NormArgs norm;       // x null: product.x holds the row; else n <= kMaxNormedRow, the row is its last output
   uint64_t* best =
       nullptr;  // raised to the greatest key (choose.h) of the outputs of one part; null: not wanted
+  bool large = false;  // every second launch: its blocks stand on a multiprocessor each (stream.cuh)
+  // Two products of one row that need nothing of each other: the first lets the other start when the row is
+  // there, and that one does not wait for it but at its end.
+  bool leads = false, beside = false;  // beside: n_in <= kMaxNormedRow
 };
 inline constexpr int kMaxStreamRow = 24576, kMaxNormedRow = 6144;
 bool can_stream(const MatvecArgs& product);  // forms and sizes only

@@ -6,7 +6,7 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr int kStageMemory = 92 * 1024;
+constexpr int kStageMemory = 92 * 1024;  // of one stage at most
 constexpr int kMaxChunkRows = 16;
 constexpr int kChunkBytes = 6144;  // of one matrix, about: what a copy should be worth
 
@@ -153,7 +153,7 @@ template <WeightForm F>
 __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_constant__ Kernel k) {
   extern __shared__ __align__(128) uint8_t bytes[];
   StreamMemory& memory = *reinterpret_cast<StreamMemory*>(bytes);
-  let_next_start();
+  if (!k.leads) let_next_start();
   int8_t* q = reinterpret_cast<int8_t*>(bytes + kStreamHeaderBytes);
   GroupMeta* meta = reinterpret_cast<GroupMeta*>(q + k.row.n);
   uint8_t* stages = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
@@ -172,10 +172,12 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   }
   make_row<false, false>(k.row, q, meta, memory);
   workers_sync_with_barriers();
+  if (k.leads) let_next_start();
   const int n_outputs = (end - begin) << k.log_rows;
   multiply_rows<F>(k, memory, stages, InputView{nullptr, {q, meta}, k.row.n}, sums, n_outputs * k.sides);
   workers_sync();
   store(k, sums, begin, n_outputs, memory);
+  if (k.row.ready) wait_for_inputs();  // whoever waits for this launch waits for the one before
 }
 
 // Log2 of the rows of a chunk: copies of 16-byte pieces, not too small, and enough chunks for every block.
@@ -242,21 +244,26 @@ void run(const Launch& how, const StreamArgs& args) {
   k.chunks_more = n_chunks % blocks;
   const int fixed = kStreamHeaderBytes + k.row.n + k.row.n / 32 * int(sizeof(GroupMeta)) +
                     (each * rows * k.sides << k.log_split) * int(sizeof(float));
-  k.stages = std::clamp(std::min(kStageMemory, kHalfMemory - fixed) / (k.sides * k.side_bytes), 1,
+  k.stages = std::clamp((kSmallMemory - fixed) / (k.sides * k.side_bytes), 1,
                         std::min(kMaxStages, each));
   share_stages(k, each);
   k.stage_magic = 65536 / k.stages + 1;
-  const size_t bytes = size_t(fixed) + size_t(k.stages * k.sides) * size_t(k.side_bytes);
+  const size_t bytes = launch_memory(args, fixed + k.stages * k.sides * k.side_bytes);
   launch(how, dim3(unsigned(blocks)), dim3(kStreamThreads), {bytes, kMostStreamMemory}, stream_kernel<F>, k);
 }
 
 }  // namespace
 
+size_t launch_memory(const StreamArgs& args, int bytes) {
+  return size_t(args.large ? std::max(bytes, kLargeMemory) : bytes);
+}
+
 StreamProduct stream_product(const StreamArgs& args, int rows) {
   const MatvecArgs& product = args.product;
   StreamProduct k{};
-  k.row = {args.norm, product.x, 1.0f / float(product.n_in), product.n_in};
+  k.row = {args.norm, args.beside, product.x, 1.0f / float(product.n_in), product.n_in};
   k.best = args.best;
+  k.leads = args.leads;
   k.n_parts = product.n_parts;
   const bool pair = product.parts[0].w2.form != WeightForm::kNone;
   k.sides = pair ? 2 : 1;

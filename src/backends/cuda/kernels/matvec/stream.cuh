@@ -12,8 +12,11 @@ inline constexpr int kStreamWarps = 16, kWorkers = 32 * kStreamWarps, kStreamThr
 inline constexpr size_t kMostStreamMemory = 200 * 1024;  // of a launch
 inline constexpr int kMaxStages = 16;
 inline constexpr int kPlanes = 4;  // codes, high, aux, aux2
-inline constexpr int kStreamHeaderBytes = 2 * kMaxStages * 8 + 2 * kStreamWarps * 4 + kMaxStages * 2 * 4;
-inline constexpr int kHalfMemory = 232448 / 2 - 1024;  // two launches share a multiprocessor
+inline constexpr int kStreamHeaderBytes = 2 * kMaxStages * 8 + 4 * kStreamWarps * 4 + kMaxStages * 2 * 4;
+// Two launches share a multiprocessor, and of one launch each has one block: every second launch asks for
+// more than half of the shared memory, so that two of its blocks do not fit, and the others fit once beside
+// it. Without that half of the multiprocessors had two blocks of a launch and half had none.
+inline constexpr int kLargeMemory = 115968, kSmallMemory = 115456;
 
 // What a launch reads of one part, and what becomes of its products.
 struct StreamPart {
@@ -28,6 +31,7 @@ struct StreamPart {
 
 struct StreamRow {
   NormArgs norm;  // x null: the row is `x`
+  bool ready;     // nobody has to be waited for
   const float* x;
   float inverse_n;
   int n;
@@ -41,33 +45,58 @@ struct StreamProduct {
   int n_parts, sides;      // sides: matrices, 2 for a gated pair
   int row_bytes[kPlanes];  // of one matrix row
   int n_firsts;            // what the parts' `first` counts, of all of them
+  bool leads;              // StreamArgs
 };
 
 struct StreamMemory {
   uint64_t full[kMaxStages], empty[kMaxStages];
-  float scratch[2][kStreamWarps];
+  float scratch[4][kStreamWarps];
   int shift[kMaxStages][2];  // of the last plane of each side: where it begins among the bytes copied
 };
 static_assert(sizeof(StreamMemory) == kStreamHeaderBytes);
 
 __device__ __forceinline__ void workers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 
-// Sum over the workers; every one gets it. `scratch`: of its own for each call.
-__device__ __forceinline__ float workers_sum(float v, float* scratch) {
+// Sum over the workers; every one gets it.
+__device__ __forceinline__ float workers_sum(float v, StreamMemory& memory) {
   v = warp_sum(v);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  if (threadIdx.x % 32 == 0) memory.scratch[0][threadIdx.x / 32] = v;
   workers_sync();
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kStreamWarps; i += 4) {
-    const float4 s = *reinterpret_cast<const float4*>(scratch + i);
+    const float4 s = *reinterpret_cast<const float4*>(memory.scratch[0] + i);
     sum += (s.x + s.y) + (s.z + s.w);
   }
   return sum;
 }
 
+// Four of them at once: an eighth of a warp ends with one each.
+__device__ __forceinline__ float4 workers_sums(float4 v, StreamMemory& memory) {
+  static_assert(kStreamWarps == 16);
+  const int lane = int(threadIdx.x) % 32;
+  const bool upper = lane & 16, high = lane & 8;
+  float a = upper ? v.z : v.x, b = upper ? v.w : v.y;
+  a += __shfl_xor_sync(~0u, upper ? v.x : v.z, 16);
+  b += __shfl_xor_sync(~0u, upper ? v.y : v.w, 16);
+  float sum = high ? b : a;
+  sum += __shfl_xor_sync(~0u, high ? a : b, 8);
+#pragma unroll
+  for (int o = 4; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+  if (lane % 8 == 0) memory.scratch[lane / 8][threadIdx.x / 32] = sum;
+  workers_sync();
+  const float2 two = *reinterpret_cast<const float2*>(memory.scratch[lane / 8] + lane % 8 * 2);
+  sum = two.x + two.y;
+#pragma unroll
+  for (int o = 4; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+  return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 8), __shfl_sync(~0u, sum, 16),
+          __shfl_sync(~0u, sum, 24)};
+}
+
 __device__ __forceinline__ float4 load_float4(const float* p) { return *reinterpret_cast<const float4*>(p); }
-__device__ __forceinline__ float square(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+__device__ __forceinline__ float dot(float4 a, float4 b) {
+  return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+}
 __device__ __forceinline__ float4 times(float4 a, float4 b, float s) {
   return {a.x * b.x * s, a.y * b.y * s, a.z * b.z * s, a.w * b.w * s};
 }
@@ -76,8 +105,14 @@ __device__ __forceinline__ float4 times(float4 a, float4 b, float s) {
 inline constexpr int kRowBatch = 3, kRowStep = 4 * kWorkers;
 static_assert(kMaxNormedRow <= kRowBatch * kRowStep);
 
+// Past L1, whose lines may be older than a row that was not waited for.
+__device__ __forceinline__ float4 load_row(const float* p) {
+  return __ldcg(reinterpret_cast<const float4*>(p));
+}
+
 // The worker's values of the normed row; the first block stores the norms' outputs where they are wanted.
-// Weights are here before the row is.
+// Weights are here before the row is. The sum of squares after the first norm, (i x w + r)^2 with i its factor,
+// comes from three sums that need no i: the block meets once for both norms.
 template <int kBatches>
 __device__ __forceinline__ void make_norm(const StreamRow& row, StreamMemory& memory,
                                           float4 (&v)[kRowBatch]) {
@@ -92,31 +127,39 @@ __device__ __forceinline__ void make_norm(const StreamRow& row, StreamMemory& me
     if (a.w && i < a.n) w[j] = load_float4(a.w + i);
     if (a.w_second && i < a.n) w_second[j] = load_float4(a.w_second + i);
   }
-  wait_for_inputs();
-  float sum = 0;
+  if (!row.ready) wait_for_inputs();
 #pragma unroll
   for (int j = 0; j < kBatches; ++j) {
     const int i = at + j * kRowStep;
     v[j] = r[j] = {};
-    if (i < a.n) v[j] = load_float4(a.x + i);
-    if (a.residual && i < a.n) r[j] = load_float4(a.residual + i);
+    if (i < a.n) v[j] = load_row(a.x + i);
+    if (a.residual && i < a.n) r[j] = load_row(a.residual + i);
   }
+  float4 sums{};
 #pragma unroll
-  for (int j = 0; j < kBatches; ++j) sum += square(v[j]);
-  sum = workers_sum(sum, memory.scratch[0]);
-  const float inverse = rsqrtf(sum * row.inverse_n + a.eps);
-  sum = 0;
+  for (int j = 0; j < kBatches; ++j) {
+    sums.x += dot(v[j], v[j]);
+    v[j] = times(v[j], w[j], 1.0f);
+    sums.y += dot(v[j], v[j]);
+    sums.z += dot(v[j], r[j]);
+    sums.w += dot(r[j], r[j]);
+  }
+  if (a.w_second)
+    sums = workers_sums(sums, memory);
+  else
+    sums.x = workers_sum(sums.x, memory);
+  const float inverse = rsqrtf(sums.x * row.inverse_n + a.eps) * a.scale;
 #pragma unroll
   for (int j = 0; j < kBatches; ++j) {
     const int i = at + j * kRowStep;
-    const float4 y = times(v[j], w[j], inverse);
-    v[j] = {(y.x + r[j].x) * a.scale, (y.y + r[j].y) * a.scale, (y.z + r[j].z) * a.scale,
-            (y.w + r[j].w) * a.scale};
+    v[j] = {v[j].x * inverse + r[j].x * a.scale, v[j].y * inverse + r[j].y * a.scale,
+            v[j].z * inverse + r[j].z * a.scale, v[j].w * inverse + r[j].w * a.scale};
     if (writes && a.out && i < a.n) *reinterpret_cast<float4*>(a.out + i) = v[j];
-    sum += square(v[j]);
   }
   if (!a.w_second) return;
-  const float inverse_second = rsqrtf(workers_sum(sum, memory.scratch[1]) * row.inverse_n + a.eps_second);
+  const float squares =
+      fmaxf(inverse * (inverse * sums.y + 2.0f * a.scale * sums.z) + a.scale * a.scale * sums.w, 0.0f);
+  const float inverse_second = rsqrtf(squares * row.inverse_n + a.eps_second);
 #pragma unroll
   for (int j = 0; j < kBatches; ++j) {
     const int i = at + j * kRowStep;
@@ -213,10 +256,10 @@ __device__ __forceinline__ void make_row(const StreamRow& row, int8_t* q, GroupM
   } else if (n <= kLanes4) {
     constexpr int kBatch = kLanes4 / kRowStep;
     float4 v[kBatch];
-    wait_for_inputs();
+    if (!row.ready) wait_for_inputs();
 #pragma unroll
     for (int j = 0; j < kBatch; ++j)
-      if (j * kRowStep + 4 * t < n) v[j] = load_float4(row.x + j * kRowStep + 4 * t);
+      if (j * kRowStep + 4 * t < n) v[j] = load_row(row.x + j * kRowStep + 4 * t);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const int at = j * kRowStep + t / 32 * 128;
@@ -293,6 +336,8 @@ __device__ __forceinline__ void leave_best(uint64_t key, uint64_t* keys, uint64_
   atomicMax(reinterpret_cast<unsigned long long*>(best), static_cast<unsigned long long>(key));
 }
 
+// Shared memory to ask for, of which `bytes` are used.
+size_t launch_memory(const StreamArgs& args, int bytes);
 // `rows`: of what the parts' `first` counts.
 StreamProduct stream_product(const StreamArgs& args, int rows);
 

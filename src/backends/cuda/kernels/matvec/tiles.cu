@@ -308,11 +308,11 @@ __device__ __forceinline__ void store_rows(const Tiles& k, const float* sums, in
 
 // Weights need no waiting: they are on their way before the row exists.
 template <WeightForm F>
-__global__ void __launch_bounds__(kWorkers, 2) tiles_kernel(const __grid_constant__ Tiles k) {
+__global__ void __launch_bounds__(kStreamThreads, 2) tiles_kernel(const __grid_constant__ Tiles k) {
   extern __shared__ __align__(128) uint8_t bytes[];
   constexpr int kRing = Staged<F>::kRing;
   StreamMemory& memory = *reinterpret_cast<StreamMemory*>(bytes);
-  let_next_start();
+  if (!k.leads) let_next_start();
   int8_t* q = reinterpret_cast<int8_t*>(bytes + kStreamHeaderBytes);
   GroupMeta* meta = reinterpret_cast<GroupMeta*>(q + k.row.n);
   uint8_t* rings = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
@@ -331,9 +331,11 @@ __global__ void __launch_bounds__(kWorkers, 2) tiles_kernel(const __grid_constan
   const Share share(k);  // anew: the row needs the registers
   Copies<F> copies(k, share, share.first + Staged<F>::kDepth);
   workers_sync();
+  if (k.leads) let_next_start();
   multiply_tiles<F>(k, share, copies, rings + share.warp * kRing, q, meta, sums);
   workers_sync();
   store_rows(k, sums, share.begin, share.end, memory);
+  if (k.row.ready) wait_for_inputs();  // whoever waits for this launch waits for the one before
 }
 
 template <WeightForm F>
@@ -353,8 +355,9 @@ bool run(const Launch& how, const StreamArgs& args) {
   const int sum_bytes = k.n_tiles * kTileRows * k.most_shares * int(sizeof(float));
   const int fixed = kStreamHeaderBytes + k.row.n + k.row.n / 32 * int(sizeof(GroupMeta)) + sum_bytes;
   const int bytes = fixed + kStreamWarps * Staged<F>::kRing;
-  if (bytes > kHalfMemory) return false;
-  launch(how, dim3(unsigned(blocks)), dim3(kWorkers), {size_t(bytes), kMostStreamMemory}, tiles_kernel<F>, k);
+  if (bytes > kSmallMemory) return false;
+  launch(how, dim3(unsigned(blocks)), dim3(kWorkers), {launch_memory(args, bytes), kMostStreamMemory},
+         tiles_kernel<F>, k);
   return true;
 }
 
