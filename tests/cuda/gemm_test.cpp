@@ -9,7 +9,7 @@
 
 #include "backends/cuda/kernels/gemm/gemm.h"
 #include "backends/cuda/runtime/device.h"
-#include "base/half.h"
+#include "backends/cuda/runtime/weights.h"
 
 namespace kvasir::test {
 namespace {
@@ -18,9 +18,10 @@ using namespace kvasir::cuda;
 
 constexpr int kIn = 768, kRows = 150, kStride = 320;
 
+// Three products in one launch, of rows `first_row` and more of their matrices.
 class Rig {
  public:
-  Rig() {
+  Rig(DType type, int first_row) : type_(type), first_row_(first_row) {
     x_ = floats(size_t(kRows) * kIn, 3);
     half_ = Memory(size_t(kIn) * size_t(padded_gemm_rows(kRows)) * 2, Place::kDevice, "rows");
     scale_ = Memory(kRows * sizeof(float), Place::kDevice, "scales");
@@ -40,7 +41,17 @@ class Rig {
     args_.parts[1].softcap = 2;
     add(2, 200, 200, true);
     args_.parts[2].gelu = true;
+    for (size_t w = 0; w < small_.tables.size(); ++w) {
+      graph::Op op;
+      op.kind = graph::OpKind::matmul;
+      op.w[0] = graph::WeightId(w);
+      small_.graph.ops.push_back(op);
+    }
+    weights_ = upload_weights(small_.graph, nullptr, nullptr, nullptr);
+    for (int p = 0; p < 3; ++p) args_.parts[p].w = weights_.matrices[size_t(p)];
+    args_.parts[2].w2 = weights_.matrices[3];
   }
+  bool expands() const { return gemm_expands(args_.parts[0].w, false); }
 
   std::vector<float> run(GemmPlan plan) {
     args_.plan = plan;
@@ -61,11 +72,10 @@ class Rig {
     for (int p = 0; p < 3; ++p)
       for (int r = 0; r < kRows; ++r)
         for (int o = 0; o < args_.parts[p].n_out; ++o) {
-          double y = dot(r, w_[size_t(p)], o);
+          double y = dot(r, p, o);
           if (p == 0) y = y * double(mul_[size_t(r * kStride + o)]) + double(residual_[size_t(r * 300 + o)]);
           if (p == 1) y = 2 * std::tanh(y / 2);
-          if (p == 2)
-            y = y / (1 + std::exp(-2 * 0.7978845608 * (y + 0.044715 * y * y * y))) * dot(r, w_[3], o);
+          if (p == 2) y = y / (1 + std::exp(-2 * 0.7978845608 * (y + 0.044715 * y * y * y))) * dot(r, 3, o);
           all.push_back(y);
         }
     return all;
@@ -85,51 +95,65 @@ class Rig {
           "filling");
     return memory_.back().as<T>();
   }
-  MatrixView matrix(int n_out) {
-    std::vector<uint16_t> codes;
-    std::vector<float> values;
-    for (float v : floats(size_t(n_out) * kIn, 0.03f)) {
-      codes.push_back(f32_to_f16(v));
-      values.push_back(f16_to_f32(codes.back()));
-    }
-    w_.push_back(values);
-    return {WeightForm::kF16, kIn, n_out, reinterpret_cast<const uint8_t*>(upload(codes))};
+  void add_matrix(int n_out) {
+    const uint32_t seed = uint32_t(small_.tables.size());
+    small_.add(make_table(std::to_string(seed), type_, kIn, n_out + first_row_, seed, 0.03f));
   }
   void add(int p, int n_out, int stride, bool pair) {
     GemmPart& part = args_.parts[p];
-    part.w = matrix(n_out);
-    if (pair) part.w2 = matrix(n_out);
+    add_matrix(n_out);
+    if (pair) add_matrix(n_out);
     out_.emplace_back(size_t(kRows) * size_t(stride) * sizeof(float), Place::kDevice, "results");
     part.out = out_.back().as<float>();
+    part.first_row = first_row_;
     part.n_out = n_out, part.out_stride = stride;
   }
-  double dot(int r, const std::vector<float>& w, int o) const {
+  double dot(int r, int w, int o) const {
+    const float* row = small_.tables[size_t(w)]->values.data() + size_t(first_row_ + o) * kIn;
     double sum = 0;
-    for (int i = 0; i < kIn; ++i) sum += double(x_[size_t(r * kIn + i)]) * double(w[size_t(o * kIn + i)]);
+    for (int i = 0; i < kIn; ++i) sum += double(x_[size_t(r * kIn + i)]) * double(row[i]);
     return sum;
   }
 
+  DType type_;
+  int first_row_;
   std::mt19937 random_{7};
   std::deque<Memory> memory_, out_;
   Memory half_, scale_, shares_;
   std::vector<float> x_, mul_, residual_;
-  std::vector<std::vector<float>> w_;
+  SmallGraph small_;
+  DeviceWeights weights_;
   GemmArgs args_;
 };
 
+void expect_sums(DType type, int first_row, const std::vector<GemmPlan>& plans) {
+  Rig rig(type, first_row);
+  ASSERT_FALSE(rig.expands()) << formats::require(type).name;
+  const std::vector<double> expected = rig.expected();
+  for (const GemmPlan& plan : plans) {
+    const std::vector<float> y = rig.run(plan);
+    EXPECT_LE(nmse(y, expected), 2e-7) << formats::require(type).name << " from row " << first_row << ", "
+                                       << plan.rows << " rows, " << plan.steps << " steps";
+    EXPECT_EQ(0, std::memcmp(y.data(), rig.run(plan).data(), y.size() * sizeof(float)))
+        << formats::require(type).name << ", " << plan.rows << " rows, " << plan.steps
+        << " steps: not the same bits again";
+  }
+}
+
 TEST(CudaGemm, PartsSharedOutInEveryWay) {
   KVASIR_NEEDS_CUDA();
-  Rig rig;
-  const std::vector<double> expected = rig.expected();
   std::vector<GemmPlan> plans{{}};
   for (int rows : {64, 128, 256})
     for (int steps : {1, 3, 5, 6, 12, 17, 24, 36, 1000}) plans.push_back({rows, steps});
-  for (const GemmPlan& plan : plans) {
-    const std::vector<float> y = rig.run(plan);
-    EXPECT_LE(nmse(y, expected), 2e-7) << plan.rows << " rows, " << plan.steps << " steps";
-    EXPECT_EQ(0, std::memcmp(y.data(), rig.run(plan).data(), y.size() * sizeof(float)))
-        << plan.rows << " rows, " << plan.steps << " steps: not the same bits again";
-  }
+  expect_sums(DType::f16, 0, plans);
+}
+
+TEST(CudaGemm, EveryFormFromAnyRow) {
+  KVASIR_NEEDS_CUDA();
+  using enum DType;
+  for (DType type : {f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, iq4_nl, iq4_xs})
+    for (int first_row : {0, 37})
+      expect_sums(type, first_row, {{}, {64, 5}, {64, 1000}, {128, 1}, {128, 17}, {256, 12}});
 }
 
 }  // namespace

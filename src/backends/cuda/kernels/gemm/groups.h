@@ -8,5 +8,6 @@ namespace kvasir::cuda {
 bool groups_read(WeightForm form);
 // Parts are of one form.
 void gemm_groups(const Launch& how, const GemmArgs& args);
+void gemm_groups_rare(const Launch& how, const GemmArgs& args, const GemmPlan& plan);  // groups_rare.cu
 
 }  // namespace kvasir::cuda

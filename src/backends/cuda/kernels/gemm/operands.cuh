@@ -20,13 +20,25 @@ struct StageBytes {
 constexpr StageBytes stage_bytes(WeightForm form) {
   switch (form) {
     case WeightForm::kF16:
+    case WeightForm::kBf16:
       return {128, 0, 0, 0};
     case WeightForm::kQ8:
       return {64, 0, 4, 0};
     case WeightForm::kQ4:
+    case WeightForm::kIq4Nl:
       return {32, 0, 4, 0};
+    case WeightForm::kQ4M:
+      return {32, 0, 8, 0};
+    case WeightForm::kIq4Xs:
+      return {32, 0, 4, 4};
+    case WeightForm::kQ5:
+      return {32, 8, 4, 0};
+    case WeightForm::kQ5M:
+      return {32, 8, 8, 0};
     case WeightForm::kQ4K:
       return {32, 0, 16, 0};
+    case WeightForm::kQ5K:
+      return {32, 8, 16, 0};
     case WeightForm::kQ6K:
       return {32, 16, 4, 4};
     default:
@@ -38,7 +50,7 @@ constexpr bool reads_form(WeightForm form) { return stage_bytes(form).codes > 0;
 // Where chunk c of a row's codes lies.
 template <WeightForm F>
 __device__ __forceinline__ int chunk_place(int row, int c) {
-  if constexpr (F == WeightForm::kF16) return row * 128 + (c ^ (row % 4 * 2)) * 16;
+  if constexpr (F == WeightForm::kF16 || F == WeightForm::kBf16) return row * 128 + (c ^ (row % 4 * 2)) * 16;
   if constexpr (F == WeightForm::kQ8) return row * 64 + (c ^ (row / 2 % 4)) * 16;
   return row * 32 + (c ^ (row / 4 % 2)) * 16;
 }
@@ -84,6 +96,22 @@ __device__ __forceinline__ void scaled_bytes(uint32_t bytes, float scale, float 
   high = as_word(__floats2half2_rn(value(0x7442), value(0x7443)));
 }
 
+// Two bf16 to f16.
+__device__ __forceinline__ uint32_t halves_of_bf16(uint32_t w) {
+  return as_word(__floats2half2_rn(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)));
+}
+// Levels of four codes of iq4_nl and iq4_xs, plus 128.
+__device__ __forceinline__ uint32_t iq4_levels(uint32_t codes) {
+  const uint32_t twice = (codes | codes >> 4) & 0x00ff00ffu, all = twice | twice >> 8, at = all & 0x7777u;
+  const uint32_t low = __byte_perm(iq4_word(0), iq4_word(4), at),
+                 high = __byte_perm(iq4_word(8), iq4_word(12), at), upper = (codes >> 3 & 0x01010101u) * 255;
+  return ((low & ~upper) | (high & upper)) ^ 0x80808080u;
+}
+// Fifth bits of the four codes of word `word` of a group.
+__device__ __forceinline__ uint32_t fifth_bits(uint32_t high, int word) {
+  return (high >> word & 0x01010101u) << 4;
+}
+
 // Left operands of a stage: [16 values][a part of both rows].
 using Operands = uint32_t[4][4];
 
@@ -94,11 +122,12 @@ __device__ __forceinline__ void make_half(uint32_t slot, int stage, int r, int h
   constexpr StageBytes kBytes = stage_bytes(F);
   const uint32_t high_at = slot + kTileRows * kBytes.codes, aux_at = high_at + kTileRows * kBytes.high,
                  aux2_at = aux_at + kTileRows * kBytes.aux;
-  if constexpr (F == WeightForm::kF16) {
+  if constexpr (F == WeightForm::kF16 || F == WeightForm::kBf16) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint2 w = load_words(slot + chunk_place<F>(r, 2 * k + t / 2) + t % 2 * 8);
-      a[k][half] = w.x, a[k][half + 2] = w.y;
+      a[k][half] = F == WeightForm::kF16 ? w.x : halves_of_bf16(w.x);
+      a[k][half + 2] = F == WeightForm::kF16 ? w.y : halves_of_bf16(w.y);
     }
   } else if constexpr (F == WeightForm::kQ8 || F == WeightForm::kQ4) {
     const __half2 scales = as_half2(load_word(aux_at + r * 4));
@@ -116,6 +145,45 @@ __device__ __forceinline__ void make_half(uint32_t slot, int stage, int r, int h
         scaled_bytes<8>(w & 0x0f0f0f0fu, scale, a[2 * g][half], a[2 * g][half + 2]);
         scaled_bytes<8>(w >> 4 & 0x0f0f0f0fu, scale, a[2 * g + 1][half], a[2 * g + 1][half + 2]);
       }
+    }
+  } else if constexpr (F == WeightForm::kQ5) {
+    const __half2 scales = as_half2(load_word(aux_at + r * 4));
+    const uint2 high = load_words(high_at + r * 8);
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      const __half2 scale = g ? __high2half2(scales) : __low2half2(scales);
+      const uint32_t w = load_word(slot + chunk_place<F>(r, g) + 4 * t), h = g ? high.y : high.x;
+      scaled_bytes<16>((w & 0x0f0f0f0fu) | fifth_bits(h, t), scale, a[2 * g][half], a[2 * g][half + 2]);
+      scaled_bytes<16>((w >> 4 & 0x0f0f0f0fu) | fifth_bits(h, 4 + t), scale, a[2 * g + 1][half],
+                       a[2 * g + 1][half + 2]);
+    }
+  } else if constexpr (F == WeightForm::kQ4M || F == WeightForm::kQ5M) {
+    const uint2 scales = load_words(aux_at + r * 8);  // and minima
+    const uint2 high = kBytes.high > 0 ? load_words(high_at + r * 8) : uint2{0, 0};
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      const uint32_t s = g ? scales.y : scales.x, h = g ? high.y : high.x;
+      const uint32_t w = load_word(slot + chunk_place<F>(r, g) + 4 * t);
+      scaled_bytes<0>((w & 0x0f0f0f0fu) | fifth_bits(h, t), low_float(s), high_float(s), a[2 * g][half],
+                      a[2 * g][half + 2]);
+      scaled_bytes<0>((w >> 4 & 0x0f0f0f0fu) | fifth_bits(h, 4 + t), low_float(s), high_float(s),
+                      a[2 * g + 1][half], a[2 * g + 1][half + 2]);
+    }
+  } else if constexpr (F == WeightForm::kIq4Nl || F == WeightForm::kIq4Xs) {
+    const uint32_t small = load_word(aux_at + r * 4);
+    float scale[2] = {low_float(small), high_float(small)};
+    if constexpr (F == WeightForm::kIq4Xs) {  // four groups' factors of a block's scale
+      const uint32_t both = load_word(aux2_at + r * 4);
+      const float d = (block + stage / 4) % 2 ? high_float(both) : low_float(both);
+#pragma unroll
+      for (int g = 0; g < 2; ++g) scale[g] = d * float(int8_t(small >> (8 * (stage % 2 * 2 + g))));
+    }
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      const uint32_t w = load_word(slot + chunk_place<F>(r, g) + 4 * t);
+      scaled_bytes<128>(iq4_levels(w & 0x0f0f0f0fu), scale[g], 0.0f, a[2 * g][half], a[2 * g][half + 2]);
+      scaled_bytes<128>(iq4_levels(w >> 4 & 0x0f0f0f0fu), scale[g], 0.0f, a[2 * g + 1][half],
+                        a[2 * g + 1][half + 2]);
     }
   } else {
     const uint32_t both = load_word(aux2_at + r * 4), small = load_word(aux_at + r * 4);
@@ -136,14 +204,14 @@ __device__ __forceinline__ void make_half(uint32_t slot, int stage, int r, int h
   }
 }
 
-// Stage `stage` of the depth; `row`: the lane's upper row in the tile, t: lane % 4; q6_k: `block`, where its
-// two rows begin among the scales of 256 values.
+// Stage `stage` of the depth; `row`: the lane's upper row in the tile, t: lane % 4; q6_k, iq4_xs: `block`,
+// where its two rows begin among the scales of 256 values.
 template <WeightForm F>
 __device__ __forceinline__ void make_operands(uint32_t slot, int stage, int row, int t, const int (&block)[2],
                                               Operands& a) {
   constexpr StageBytes kBytes = stage_bytes(F);
-  if constexpr (F == WeightForm::kQ4K) {
-    const uint32_t aux_at = slot + kTileRows * kBytes.codes;
+  if constexpr (F == WeightForm::kQ4K || F == WeightForm::kQ5K) {
+    const uint32_t high_at = slot + kTileRows * kBytes.codes, aux_at = high_at + kTileRows * kBytes.high;
     // Each lane decodes the scales of one of its two rows and two groups, for the four lanes of the row.
     const int mine = row + 8 * (t & 1);
     const uint4 h = load_four(aux_at + mine * 16);
@@ -155,8 +223,10 @@ __device__ __forceinline__ void make_operands(uint32_t slot, int stage, int row,
         const int from = (int(threadIdx.x) & 28) + half + 2 * g;
         const float scale = __shfl_sync(~0u, s.scale, from), min = -__shfl_sync(~0u, s.min, from);
         const uint32_t w = load_word(slot + chunk_place<F>(row + 8 * half, g) + 4 * t);
-        scaled_bytes<0>(w & 0x0f0f0f0fu, scale, min, a[2 * g][half], a[2 * g][half + 2]);
-        scaled_bytes<0>(w >> 4 & 0x0f0f0f0fu, scale, min, a[2 * g + 1][half], a[2 * g + 1][half + 2]);
+        const uint32_t h = kBytes.high > 0 ? load_word(high_at + (row + 8 * half) * 8 + 4 * g) : 0;
+        scaled_bytes<0>((w & 0x0f0f0f0fu) | fifth_bits(h, t), scale, min, a[2 * g][half], a[2 * g][half + 2]);
+        scaled_bytes<0>((w >> 4 & 0x0f0f0f0fu) | fifth_bits(h, 4 + t), scale, min, a[2 * g + 1][half],
+                        a[2 * g + 1][half + 2]);
       }
   } else {
 #pragma unroll
