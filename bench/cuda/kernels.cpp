@@ -155,8 +155,8 @@ void measure_attention(Device& device, const Geometry& g, DType k, DType v, int 
   const int first_page = first / kPageTokens, end_page = last / kPageTokens + 1;
   const bool tiles = kernel == AttentionKernel::kPrompt && needs_page_tiles(args.kv);
   const int capacity =
-      std::min(end_page - first_page, int((256 << 20) / page_tile_bytes(g.head_dim) / g.n_kv / 2));
-  const size_t n_tiles = tiles ? size_t(capacity) * size_t(g.n_kv) * 2 : 1;
+      std::min(end_page - first_page, int((256 << 20) / page_tile_bytes(g.head_dim) / page_tiles(args.kv)));
+  const size_t n_tiles = tiles ? size_t(capacity) * size_t(page_tiles(args.kv)) : 1;
   const Memory page_tiles(n_tiles * size_t(page_tile_bytes(g.head_dim)), Place::kDevice,
                           "allocating benchmark data");
   const Memory units(n_tiles * 4, Place::kDevice, "allocating benchmark data");
@@ -259,8 +259,12 @@ struct Matrices {
     view.n_in = n_in, view.n_out = n_out;
     const PlaneBytes planes = plane_bytes(view.form, n_in, n_out);
     bytes = double(planes.codes + planes.high + planes.aux + planes.aux2);
-    const std::vector<uint8_t> codes =
+    std::vector<uint8_t> codes =
         view.form == WeightForm::kF16 ? half_normals(1 << 20, 0.02f) : random_bytes(1 << 20);
+    if (view.form == WeightForm::kBf16) {  // upper halves of f32
+      const std::vector<uint8_t> floats = float_normals(codes.size() / 2, 0.02f);
+      for (size_t i = 0; i < codes.size(); i += 2) std::memcpy(&codes[i], &floats[2 * i + 2], 2);
+    }
     const std::vector<uint8_t> scales(1 << 10, 0x0c);  // f16 2.4e-4
     const int count = std::clamp(int(double(least) / bytes) + 1, 1, 256);
     const auto plane = [&](int64_t size, const std::vector<uint8_t>& pattern) -> const uint8_t* {
@@ -406,16 +410,16 @@ void run_cuda_kernels(const KernelOptions& options) {
                                    {k31bSliding, 600},
                                    {k31bSliding, 32768}})
       measure_near(device, geometry, t, depth);
-  const std::vector<DType> prompt_types{f16,     q8_0,    tbq4_h, tbq3_h,   tbq2_h,   tbq4_ht,
-                                        tbq3_ht, tbq2_ht, tbq4_0, tbq3_tcq, q4_polar, q4_0};
+  const std::vector<DType> prompt_types{f16,     bf16,    f32,     q8_0,   tbq4_h,   tbq3_h,   tbq2_h,
+                                        tbq4_ht, tbq3_ht, tbq2_ht, tbq4_0, tbq3_tcq, q4_polar, q4_0};
   for (DType t : prompt_types) measure_attention(device, k31bGlobal, t, t, 32768, 512);
   measure_attention(device, k31bGlobal, qjl1_256, tbq3_0, 32768, 512);
   for (DType t : {f16, tbq4_h, tbq4_ht}) measure_attention(device, kE2bGlobal, t, t, 32768, 512);
   Geometry wide = k31bSliding;
   wide.name = "31B, head 256, no window", wide.window = 0;
   for (DType t : types) measure_attention(device, wide, t, t, 16384, 512);
-  for (DType t : {f16, tbq4_h, tbq4_ht}) measure_attention(device, k31bSliding, t, t, 16384, 512);
-  for (DType t : {f16, tbq4_h}) measure_attention(device, kE2bSliding, t, t, 16384, 512);
+  for (DType t : {f16, bf16, f32, tbq4_h, tbq4_ht}) measure_attention(device, k31bSliding, t, t, 16384, 512);
+  for (DType t : {f16, bf16, f32, tbq4_h}) measure_attention(device, kE2bSliding, t, t, 16384, 512);
   for (DType t : types) {
     measure_append(device, k31bGlobal, t, 1);
     measure_append(device, k31bGlobal, t, 512);
@@ -459,7 +463,8 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_gemm(device, t, 5376, {21504}, 512);
     measure_gemm(device, t, 21504, {5376}, 512);
   }
-  for (DType t : {q6_k, q5_k}) measure_gemm(device, t, 21504, {5376}, 512);
+  for (DType t : {q6_k, q5_k, bf16, q5_0, q5_1, q4_1, iq4_nl, iq4_xs, q3_k})
+    measure_gemm(device, t, 21504, {5376}, 512);
   measure_gemm(device, q4_k, 5376, {21504}, 64);
   measure_gemm(device, f16, 8192, {8192}, 8192);
 }

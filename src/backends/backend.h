@@ -68,6 +68,9 @@ struct Counters {
   uint64_t steps = 0;           // each one launch of a graph, or one row of launches
   uint64_t uploaded_bytes = 0;  // parameters and page tables
   uint64_t allocations = 0;     // of device and page-locked memory by this process
+  uint64_t early_tiles =
+      0;                 // caches whose pages were made ready for a prompt's attention as they were encoded
+  uint64_t repeats = 0;  // steps run once more, for a value that early tiles could not hold
 };
 
 // A token that an output row may choose.

@@ -89,6 +89,37 @@ TEST(CudaCodec, RowsAreTheScalarCodecsBytes) {
         expect_scalar_bytes(type, d, nullptr, uint32_t(type) * 1000 + uint32_t(d));
 }
 
+// Predecessors that only turn a group's bits round: paths from two groups never meet, so a path that is
+// traced in parts has to be walked again from its end.
+template <int b>
+void expect_path_of_turns(int d) {
+  using W = cuda::WarpTrellis<b>;
+  const auto scratch = std::make_unique<cuda::TrellisScratch<512>>();
+  for (auto& step : scratch->from)
+    for (int lane = 0; lane < 32; ++lane) {
+      int picks = 0;
+      for (int i = 0; i < W::kOwn; ++i) picks |= ((lane * W::kOwn + i) & (W::kBranches - 1)) << (4 * i);
+      step[lane] = uint8_t(picks);
+    }
+  for (int state : {0, 1 << b, W::T::kStates / 3, W::T::kStates - 1}) {
+    std::vector<uint8_t> path(static_cast<size_t>(d));
+    int s = state;
+    for (int t = d - 1; t >= 0; --t) {
+      path[size_t(t)] = uint8_t(s & (W::kBranches - 1));
+      s = W::back(s, scratch->from[t]);
+    }
+    EXPECT_EQ(W::trace(cuda::Warp{}, *scratch, state, d), s) << b << " bits, state " << state;
+    EXPECT_EQ(std::vector<uint8_t>(scratch->code, scratch->code + d), path) << b << " bits, state " << state;
+  }
+}
+TEST(CudaCodec, PathsThatNeverMeetAreWalkedFromTheEnd) {
+  for (int d : {128, 256, 512}) {
+    expect_path_of_turns<2>(d);
+    expect_path_of_turns<3>(d);
+    expect_path_of_turns<4>(d);
+  }
+}
+
 TEST(CudaCodec, AGivenTableOfTbq3Tcq) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;

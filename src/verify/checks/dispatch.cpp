@@ -24,7 +24,9 @@ std::string wrong_line(const Context& context, const Rig& rig, const Route& rout
   std::string line;
   for (const std::string& one : rig.describe()) line += one;
   const RigSpec& spec = rig.spec();
-  const bool flash = spec.flash && !outranges_flash(context.caps(), route.k) && !outranges_flash(context.caps(), route.v);
+  const backends::Caps& caps = context.caps();
+  const bool flash = spec.flash && ((!outranges_flash(caps, route.k) && !outranges_flash(caps, route.v)) ||
+                                    in_terms(caps, spec, true));
   const std::string wanted[] = {fmt::format("head size {}", spec.head_dim),
                                 fmt::format("K {} V {}", type_name(route.k), type_name(route.v)),
                                 fmt::format("{}/{}.", type_name(route.k), type_name(route.v)), context.caps().isa,

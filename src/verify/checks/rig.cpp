@@ -34,13 +34,18 @@ bool outranges_flash(const backends::Caps& caps, DType type) {
   return caps.name == "cuda" && (type == DType::f32 || type == DType::bf16);
 }
 
+bool in_terms(const backends::Caps& caps, const RigSpec& spec, bool many_rows) {
+  const bool built = many_rows ? spec.head_dim == 256 || spec.head_dim == 512 : spec.head_dim >= 128;
+  return outranges_flash(caps, spec.k) && spec.k == spec.v && built && caps.isa.starts_with("sm_90");
+}
+
 Rig::Rig(backends::Backend& backend, const RigSpec& spec) : backend_(backend), spec_(spec) {
   const backends::Caps caps = backend.caps();
   const bool flash = spec.flash && !outranges_flash(caps, spec.k) && !outranges_flash(caps, spec.v);
   spec_.kernel = !flash ? Kernel::kSingle : caps.name == "cuda" ? Kernel::kHalves : Kernel::kCodes;
-  // A few rows have a kernel of their own on Hopper; prompts are in single precision (spec_of).
-  if (spec.flash && !flash && spec.k == spec.v && spec.head_dim >= 128 && caps.isa.starts_with("sm_90"))
-    spec_.kernel = Kernel::kTerms;
+  // Prompts have it at fewer head sizes (spec_of).
+  prompt_in_terms_ = in_terms(caps, spec, true);
+  if (spec.flash && in_terms(caps, spec, false)) spec_.kernel = Kernel::kTerms;
   make_tables();
   make_graph();
   backend_.upload(graph_, {}, {});
@@ -258,7 +263,8 @@ void Rig::step(std::span<const Take> takes) {
 
 RigSpec Rig::spec_of(int seq, int pos) const {
   RigSpec spec = spec_;
-  if (spec.kernel == Kernel::kTerms && !in_few_[size_t(token(seq, pos))]) spec.kernel = Kernel::kSingle;
+  if (spec.kernel == Kernel::kTerms && !in_few_[size_t(token(seq, pos))] && !prompt_in_terms_)
+    spec.kernel = Kernel::kSingle;
   return spec;
 }
 

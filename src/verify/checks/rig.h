@@ -77,6 +77,8 @@ struct RigSpec {
 
 // Types that flash attention of this backend cannot multiply: it says so and reads them in single precision.
 bool outranges_flash(const backends::Caps& caps, DType type);
+// Pairs of them that it multiplies in two bf16 terms all the same (Kernel::kTerms): a few rows, or many.
+bool in_terms(const backends::Caps& caps, const RigSpec& spec, bool many_rows);
 
 class Rig {
  public:
@@ -148,6 +150,7 @@ class Rig {
   int n_exact_ = 0, n_staged_ = 0;
   std::vector<int> done_;
   std::vector<bool> in_few_;  // by token: its step had few rows
+  bool prompt_in_terms_ = false;
   std::unique_ptr<backends::Executable> executable_;
 };
 

@@ -156,9 +156,9 @@ struct KvView {
   KvTables tables;
 };
 
-// Pages that the rows of a prompt see, as the f16 tiles its kernel multiplies: [page][KV head][side], a tile
-// in units of a power of two (1 unless f16 cannot hold it). Encoded sides always, f16 ones if `plain`. Longer
-// ranges are taken in turns.
+// Pages that the rows of a prompt see, as the tiles its kernel multiplies: [page][KV head][side][term], f16
+// in units of a power of two (1 unless f16 cannot hold it), or bf16 of a cache of f32 (two terms) or bf16.
+// Encoded sides always, others if `plain`. Longer ranges are taken in turns.
 struct PageTiles {
   uint8_t* tiles = nullptr;
   float* units = nullptr;
@@ -169,5 +169,8 @@ struct PageTiles {
   int made = 1 << 30;  // from this page on they stand there: whoever encoded the page has made them
 };
 constexpr int64_t page_tile_bytes(int head_dim) { return int64_t(graph::kPageTokens) * head_dim * 2; }
+constexpr int tile_terms(KvForm form) { return form == KvForm::kF32 ? 2 : 1; }
+// Of a page, both sides.
+constexpr int page_tiles(const KvView& kv) { return kv.n_kv * 2 * tile_terms(kv.k_form); }
 
 }  // namespace kvasir::cuda

@@ -715,11 +715,11 @@ void CudaExecutable::size_attention() {
       sums = std::max(sums, parts * 2);
       if (kernel != AttentionKernel::kPrompt || !needs_page_tiles(kv)) continue;
       const int seen = kv.window > 0 ? (kv.window + n) / graph::kPageTokens + 2 : stored;
-      const size_t sides = size_t(kv.n_kv) * 2, page = sides * size_t(page_tile_bytes(kv.head_dim));
+      const size_t each = size_t(page_tiles(kv)), page = each * size_t(page_tile_bytes(kv.head_dim));
       const size_t pages =
           std::min(size_t(std::min(seen, stored)), std::max<size_t>(1, kPageTileBytes / page));
       tiles = std::max(tiles, pages * page);
-      units = std::max(units, pages * sides);
+      units = std::max(units, pages * each);
     }
   }
   if (tiles > 0) {
@@ -744,10 +744,12 @@ std::vector<std::string> CudaExecutable::describe() const {
     }
     if (!first) continue;
     const graph::KvSpec& kv = graph_.kv[size_t(first->kv)];
-    const bool wanted = decisions_.flash == backends::FlashAttention::kOn,
-               flash = wanted && has_flash(kv_[size_t(first->kv)]);
-    const bool few = choose_attention(kv_[size_t(first->kv)], 1, wanted, decisions_.portable_kernels) ==
-                     AttentionKernel::kDecode;
+    const bool wanted = decisions_.flash == backends::FlashAttention::kOn;
+    const auto on_units = [&](int n_rows) {
+      return choose_attention(kv_[size_t(first->kv)], n_rows, wanted, decisions_.portable_kernels) !=
+             AttentionKernel::kPlain;
+    };
+    const bool few = on_units(1), flash = few && on_units(kMaxMatvecRows + 1);
     const std::string_view k = formats::require(kv.k_type).name, v = formats::require(kv.v_type).name;
     lines.push_back(
         fmt::format("{} layers ({}): head size {}, {} KV head{}, K {} V {}, kernel {}/{}.{}.{}, {}",

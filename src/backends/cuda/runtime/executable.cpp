@@ -265,6 +265,7 @@ void CudaExecutable::submit(const graph::StepParams& step) {
     } wide(wide_tiles_);
     start(step);
     --counters_.steps;
+    ++counters_.repeats;
     check(cudaStreamSynchronize(stream_), "running a step");
   }
   if (rows_.out > 0 && rows_.out <= kMaxMatvecRows) logits_first_ = 0, logits_n_ = rows_.out;
@@ -387,7 +388,7 @@ PageTiles CudaExecutable::tiles_of(const KvView& kv, int seq, int oldest, int ne
   PageTiles tiles;
   tiles.tiles = page_tiles_.as<uint8_t>();
   tiles.units = page_units_.as<float>();
-  tiles.capacity = int(int64_t(page_tiles_.size()) / (page_tile_bytes(kv.head_dim) * kv.n_kv * 2));
+  tiles.capacity = int(int64_t(page_tiles_.size()) / (page_tile_bytes(kv.head_dim) * page_tiles(kv)));
   tiles.sequence = seq;
   tiles.first = first / graph::kPageTokens;
   tiles.end = newest / graph::kPageTokens + 1;
@@ -395,6 +396,8 @@ PageTiles CudaExecutable::tiles_of(const KvView& kv, int seq, int oldest, int ne
   tiles.newest = newest;
   return tiles;
 }
+
+constexpr int kOlderTiles = 64;  // times KV heads; more are quicker in a launch of their own
 
 // Rows that fill pages are encoded with their heads, and their tiles made for the attention that follows.
 void CudaExecutable::place_tiles(const HeadsNode& heads, const Rows& rows, HeadArgs& args) {
@@ -404,10 +407,15 @@ void CudaExecutable::place_tiles(const HeadsNode& heads, const Rows& rows, HeadA
                        decisions_.portable_kernels) != AttentionKernel::kPrompt)
     return;
   const graph::Row &first = slot().rows.front(), &last = slot().rows.back();
-  const PageTiles tiles = tiles_of(args.kv, first.seq, first.pos, last.pos);
+  PageTiles tiles = tiles_of(args.kv, first.seq, first.pos, last.pos);
   if (tiles.end - tiles.first > tiles.capacity) return;
+  // A few older pages are made tiles beside the heads, too.
+  const int own = first.pos / graph::kPageTokens;
+  tiles.made = (own - tiles.first) * args.kv.n_kv <= kOlderTiles ? own : tiles.first;
+  tiles_made_ = tiles.made == own ? tiles.first : own;
   args.tiles = tiles;
   tiles_kv_ = heads.kv;
+  ++counters_.early_tiles;
 }
 
 // Rows of each sequence by themselves, for whom its pages are expanded; a few rows that follow each other
@@ -441,7 +449,7 @@ void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int kv, int n
       for (int r = begin; r < end; ++r)
         oldest = std::min(oldest, row(r).pos), newest = std::max(newest, row(r).pos);
       part.expanded = tiles_of(args.kv, seq, oldest, newest);
-      if (tiles_kv_ == kv) part.expanded.made = slot().rows[0].pos / graph::kPageTokens;
+      if (tiles_kv_ == kv) part.expanded.made = tiles_made_;
       tiles_kv_ = -1;
     }
     attend(next(), part, step, kernel, [this] { return next(); });

@@ -62,7 +62,7 @@ class CudaExecutable final : public backends::Executable {
     int layer = -1;
     std::vector<graph::ValueId> touches;  // for the memory plan
     std::function<void(const Rows&)> run;
-    double bytes = 0;  // of weights read
+    double bytes = 0;                       // of weights read
     graph::ValueId streams = graph::kNone;  // of products that may stand beside others of this row: the row
   };
   // What one step brings and leaves; two, because one can be written while the other is on its way.
@@ -207,8 +207,9 @@ class CudaExecutable final : public backends::Executable {
   std::vector<float*> shifted_;  // by value: queries turned at pos + shift
   std::vector<Memory> memory_;
   Memory half_, half_scale_, expanded_, shares_, partial_, partial_sums_;
-  Memory page_tiles_, page_units_;  // encoded pages as a prompt's attention reads them, a layer at a time
-  int tiles_kv_ = -1;               // whose the heads before an attention have left there
+  Memory page_tiles_, page_units_;  // pages as a prompt's attention reads them, a layer at a time
+  // Whose the heads before an attention have left there, and from which page on.
+  int tiles_kv_ = -1, tiles_made_ = 0;
   bool wide_tiles_ = false;  // a value of this step needs tiles in other units: expand_pages() makes them
   graph::ValueId half_of_ = graph::kNone;  // whose rows half_ holds while a step is enqueued
   const graph::Op* logits_op_ = nullptr;
@@ -219,7 +220,7 @@ class CudaExecutable final : public backends::Executable {
   size_t params_bytes_ = 0, rows_at_ = 0;
   int table_stride_ = 0;
   bool may_overlap_ = false;
-  bool large_next_ = true;  // StreamArgs::large of the next product
+  bool large_next_ = true;                      // StreamArgs::large of the next product
   std::map<StepKind, cudaGraphExec_t> graphs_;  // null: seen once
   graph::Choice choice_, drawn_by_;  // after the step being enqueued; of the captured launches that draw
   Rows rows_;

@@ -44,7 +44,7 @@ enum class AttentionKernel : uint8_t { kPlain, kTiles, kDecode, kPrompt };
 AttentionKernel choose_attention(const KvView& kv, int n_rows, bool flash, bool portable);
 // kPrompt makes PageTiles of this cache.
 bool needs_page_tiles(const KvView& kv);
-// True when there is one on the matrix units.
+// True when f16 tiles hold both types: kTiles takes them.
 bool has_flash(const KvView& kv);
 // Parts for that many rows: enough blocks to fill the device.
 int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, AttentionKernel kernel);

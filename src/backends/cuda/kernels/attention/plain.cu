@@ -276,9 +276,8 @@ bool has_flash(const KvView& kv) {
 AttentionKernel choose_attention(const KvView& kv, int n_rows, bool flash, bool portable) {
   if (!flash) return AttentionKernel::kPlain;
   if (!portable && n_rows <= kMaxDecodeRows && has_decode(kv)) return AttentionKernel::kDecode;
-  if (!has_flash(kv)) return AttentionKernel::kPlain;
-  if (portable || n_rows <= kMaxDecodeRows) return AttentionKernel::kTiles;
-  return has_prompt(kv) ? AttentionKernel::kPrompt : AttentionKernel::kTiles;
+  if (!portable && n_rows > kMaxDecodeRows && has_prompt(kv)) return AttentionKernel::kPrompt;
+  return has_flash(kv) ? AttentionKernel::kTiles : AttentionKernel::kPlain;
 }
 
 int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, AttentionKernel kernel) {

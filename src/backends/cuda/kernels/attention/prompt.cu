@@ -1,8 +1,12 @@
-// Three warp groups: one brings pages of keys and values into shared memory as f16 tiles, those that are not
-// f16 as expand_pages() has made them; two multiply. A block takes `kRows` columns (query rows times heads of
-// one KV head). At head size 256 each group has 64 of them; at 512 both have the same 64 and half of the
-// values each, so that sums fit in registers; both then need all scores, and each computes them: a third of
-// the products is done twice, which is cheaper than passing them on.
+// Three warp groups: one brings pages of keys and values into shared memory as tiles of f16, those that are
+// not f16 as expand_pages() has made them; two multiply. A block takes `kRows` columns (query rows times
+// heads of one KV head). At head size 256 each group has 64 of them; at 512 both have the same 64 and half of
+// the values each, so that sums fit in registers; both then need all scores, and each computes them: a third
+// of the products is done twice, which is cheaper than passing them on.
+//
+// Caches of bf16 and f32 are multiplied as bf16, whose range they have. Queries and weights are two terms
+// each, the second 8 rows below the first in the left operand, so that a lane has both terms' sums and adds
+// them: half as many columns. An f32 page is two tiles a side, one after the other.
 #include <algorithm>
 
 #include "backends/cuda/kernels/attention/chunks.cuh"
@@ -17,9 +21,11 @@ constexpr int kThreads = 384, kGroup = 128, kMaxHeads = 16;
 constexpr int kManyPages = 32;  // from here on f16 pages are made tiles too: their rows arrive in one piece
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 
+enum class Numbers { kHalf, kBf16, kBf16Pair };  // of tiles; kBf16Pair: two make a side
+
 template <int D>
 struct Shape {
-  static constexpr int kRows = D == 512 ? 64 : 128, kSlots = D == 512 ? 2 : 4;
+  static constexpr int kRows = D == 512 ? 64 : 128, kSlots = D == 512 ? 2 : 4;  // rows: of the left operand
   static constexpr int kSlotBytes = kPage * D * 2, kQueryBytes = kRows * D * 2;
   static constexpr int kBytes = 1024 + kQueryBytes + kSlots * kSlotBytes + kSlots * 20;
 };
@@ -141,8 +147,9 @@ __device__ __forceinline__ const uint8_t* rows_of(const KvView& kv, const PagePl
   return base + head * (k + v) + (side ? k : 0);
 }
 
-template <int D>
+template <int D, Numbers kNumbers>
 __device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots) {
+  constexpr int kTiles = kNumbers == Numbers::kBf16Pair ? 2 : 1;  // of a side
   const AttentionArgs& a = work.a;
   const int thread = int(threadIdx.x) % kGroup, stride = work.step.table_stride;
   Turn<D> turn;
@@ -157,18 +164,19 @@ __device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots)
     for (int page = s.pages.begin; page < s.pages.end; ++page) {
       const PagePlace at = next;  // the next page is looked up while this one is copied
       if (page + 1 < s.pages.end) next = find_page(a.kv, table, stride, s.newest / kPage, page + 1);
-      const int64_t tile = (int64_t(page - a.expanded.first) * a.kv.n_kv + work.kv_head) * 2;
+      const int64_t tile = (int64_t(page - a.expanded.first) * a.kv.n_kv + work.kv_head) * 2 * kTiles;
 #pragma unroll 1
-      for (int side = 0; side < 2; ++side, turn.next()) {
+      for (int i = 0; i < 2 * kTiles; ++i, turn.next()) {
+        const int side = i / kTiles;
         const uint32_t ready = slots.full + turn.slot * 8, empty = slots.empty + turn.slot * 8;
         const bool open = open_page(side ? a.kv.v_form : a.kv.k_form);
         if (open ? at.exact < 0 : a.expanded.plain) {
-          const float unit = thread == 0 ? a.expanded.units[tile + side] : 1;
+          const float unit = thread == 0 ? a.expanded.units[tile + i] : 1;
           wait_barrier(empty, turn.parity ^ 1);
           if (thread == 0) {
             set_unit(slots.units + turn.slot * 4, unit);
             arrive_expecting(ready, Shape<D>::kSlotBytes);
-            copy_bulk(slots.tile(turn), a.expanded.tiles + (tile + side) * Shape<D>::kSlotBytes,
+            copy_bulk(slots.tile(turn), a.expanded.tiles + (tile + i) * Shape<D>::kSlotBytes,
                       Shape<D>::kSlotBytes, ready);
           }
           arrive(ready);
@@ -188,20 +196,31 @@ __device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots)
   }
 }
 
-// One group's 64 columns and 256 values.
-template <int D>
+// One group's columns and 256 values.
+template <int D, Numbers kNumbers>
 struct Consumer {
   const Work& work;
   uint32_t queries;
   Slots<D> slots;
   int group, thread;
   static constexpr bool kShared = D == 512;  // both groups have the same columns
+  static constexpr bool kBf16 = kNumbers != Numbers::kHalf;
+  static constexpr int kTerms = kBf16 ? 2 : 1, kColumns = 64 / kTerms,
+                       kOwn = 2 / kTerms;                                // of a group, a lane
+  static constexpr int kTiles = kNumbers == Numbers::kBf16Pair ? 2 : 1;  // of a side
   // Products of a page's weights and values run while the next page's scores become weights. With two slots
-  // the next tile would arrive too late.
-  static constexpr bool kAhead = Shape<D>::kSlots > 2;
+  // the next tile would arrive too late; of two terms registers do not suffice, and products would wait for
+  // each other.
+  static constexpr bool kAhead = D == 256 && !kBf16;
 
-  __device__ __forceinline__ int column0() const { return kShared ? 0 : group * 64; }
+  // Of the left operand's 64 rows, and what they stand for.
+  __device__ __forceinline__ int row0() const { return kShared ? 0 : group * 64; }
+  __device__ __forceinline__ int column0() const { return kShared ? 0 : group * kColumns; }
   __device__ __forceinline__ int value0() const { return kShared ? group * 256 : 0; }
+  // The lane's columns: its rows' own, or that whose two terms they are.
+  __device__ __forceinline__ int column(int i) const {
+    return column0() + thread / 32 * (16 / kTerms) + thread % 32 / 4 + 8 * i;
+  }
   __device__ __forceinline__ void meet() const {
     asm volatile("bar.sync %0, %1;" ::"r"(kShared ? 1 : 1 + group), "r"(kShared ? 256 : 128) : "memory");
   }
@@ -211,65 +230,102 @@ struct Consumer {
     constexpr int kUnits = D / 8, kLoaders = kShared ? 256 : 128;
     meet();  // the products that read the old ones have ended
 #pragma unroll 2
-    for (int i = kShared ? group * 128 + thread : thread; i < 64 * kUnits; i += kLoaders) {
-      const int c = column0() + i / kUnits, piece = i % kUnits, r = work.first_row + c / work.heads;
+    for (int i = kShared ? group * 128 + thread : thread; i < kColumns * kUnits; i += kLoaders) {
+      const int local = i / kUnits, c = column0() + local, piece = i % kUnits,
+                r = work.first_row + c / work.heads;
       float4 x{0, 0, 0, 0}, y = x;
       if (r >= s.begin && r < s.end) {
         const float4* from = reinterpret_cast<const float4*>(
             q + (int64_t(r) * work.a.n_head + work.first_head + c % work.heads) * D + piece * 8);
         x = from[0], y = from[1];
       }
-      const int4 v{int(as_word(__floats2half2_rn(x.x, x.y))), int(as_word(__floats2half2_rn(x.z, x.w))),
-                   int(as_word(__floats2half2_rn(y.x, y.y))), int(as_word(__floats2half2_rn(y.z, y.w)))};
-      store_piece(queries + piece / 8 * (Shape<D>::kRows * 128) + c * 128 + ((piece % 8) ^ (c % 8)) * 16, v);
+      const int row = row0() + (kBf16 ? local / 8 * 16 + local % 8 : local);
+      const uint32_t at =
+          queries + piece / 8 * (Shape<D>::kRows * 128) + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
+      if constexpr (kBf16) {
+        const uint32_t v[4] = {bf16_pair(x.x, x.y), bf16_pair(x.z, x.w), bf16_pair(y.x, y.y),
+                               bf16_pair(y.z, y.w)};
+        store_piece(at, {int(v[0]), int(v[1]), int(v[2]), int(v[3])});
+        store_piece(at + 8 * 128, {int(bf16_rest(v[0], x.x, x.y)), int(bf16_rest(v[1], x.z, x.w)),
+                                   int(bf16_rest(v[2], y.x, y.y)), int(bf16_rest(v[3], y.z, y.w))});
+      } else {
+        store_piece(at,
+                    {int(as_word(__floats2half2_rn(x.x, x.y))), int(as_word(__floats2half2_rn(x.z, x.w))),
+                     int(as_word(__floats2half2_rn(y.x, y.y))), int(as_word(__floats2half2_rn(y.z, y.w)))});
+      }
     }
     fence_tiles();
     meet();
   }
 
-  __device__ __forceinline__ void score(uint32_t tile, float (&s)[32]) const {
-    const uint64_t a = tile_descriptor(queries + column0() * 128, 0), b = tile_descriptor(tile, 0);
-    begin_products();
+  // Calls with each tile of a side, from `turn` on: the first has arrived.
+  template <typename Do>
+  __device__ __forceinline__ void for_tiles(Turn<D> turn, const Do& each) const {
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      const int block = k / 4, within = k % 4 * 32;
-      product_64(s, a + (block * (Shape<D>::kRows * 128) + within) / 16,
-                 b + (block * (kPage * 128) + within) / 16, k == 0);
+    for (int i = 0; i < kTiles; ++i, turn.next()) {
+      if (i > 0) {
+        slots.wait_full(turn);
+        fence_tiles();
+      }
+      begin_products();
+      each(slots.tile(turn), i);
     }
+  }
+  __device__ __forceinline__ void score(const Turn<D>& keys, float (&s)[32]) const {
+    const uint64_t a = tile_descriptor(queries + row0() * 128, 0);
+    for_tiles(keys, [&](uint32_t tile, int i) {
+      const uint64_t b = tile_descriptor(tile, 0);
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+        const int block = k / 4, within = k % 4 * 32;
+        product_64<kBf16>(s, a + (block * (Shape<D>::kRows * 128) + within) / 16,
+                          b + (block * (kPage * 128) + within) / 16, i == 0 && k == 0);
+      }
+    });
     commit_products();
   }
-  __device__ __forceinline__ void mix(uint32_t tile, const uint32_t (&p)[4][4], float (&o)[128]) const {
-    const uint64_t b = tile_descriptor(tile + value0() / 64 * (kPage * 128), kPage * 128);
-    begin_products();
+  __device__ __forceinline__ void mix(const Turn<D>& values, const uint32_t (&p)[4][4],
+                                      float (&o)[128]) const {
+    for_tiles(values, [&](uint32_t tile, int) {
+      const uint64_t b = tile_descriptor(tile + value0() / 64 * (kPage * 128), kPage * 128);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) product_256<false>(o, p[k], b + k * 2048 / 16);
+      for (int k = 0; k < 4; ++k) product_256<false, kBf16>(o, p[k], b + k * 2048 / 16);
+    });
     commit_products();
   }
 
   // Scores to weights; earlier sums are to be multiplied by `keep`. [low, high): keys of the page that each
-  // of the lane's two columns sees.
-  __device__ __forceinline__ void weigh(float (&s)[32], float unit, bool whole, const int (&low)[2],
-                                        const int (&high)[2], float (&largest)[2], float (&sum)[2],
-                                        float (&keep)[2]) const {
+  // of the lane's columns sees. Of two terms, both scores are added to the first.
+  __device__ __forceinline__ void weigh(float (&s)[32], float unit, bool whole, const int (&low)[kOwn],
+                                        const int (&high)[kOwn], float (&largest)[kOwn], float (&sum)[kOwn],
+                                        float (&keep)[kOwn]) const {
     const AttentionArgs& a = work.a;
     const int t = thread % 4;
     const float scale = a.scale * kLog2E * unit;
+    const auto own = [](int i) { return i / 2 % 2 < kOwn; };
+    if constexpr (kBf16)
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        if (own(i)) s[i] += s[i + 2];
     if (a.softcap > 0) {
       const float inner = a.scale * unit / a.softcap * (2 * kLog2E), outer = a.softcap * kLog2E;
 #pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] = outer - __fdividef(2 * outer, exp2_fast(s[i] * inner) + 1.0f);
+      for (int i = 0; i < 32; ++i)
+        if (own(i)) s[i] = outer - __fdividef(2 * outer, exp2_fast(s[i] * inner) + 1.0f);
     } else {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] *= scale;
+      for (int i = 0; i < 32; ++i)
+        if (own(i)) s[i] *= scale;
     }
     if (!whole)
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
+        if (!own(i)) continue;
         const int key = i / 4 * 8 + t * 2 + i % 2, half = i / 2 % 2;
         if (key < low[half] || key >= high[half]) s[i] = -INFINITY;
       }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kOwn; ++i) {
       float most = -INFINITY;
 #pragma unroll
       for (int n = 0; n < 8; ++n) most = fmaxf(most, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
@@ -294,22 +350,30 @@ struct Consumer {
   }
 
   // Weights as left operands, and the earlier sums.
-  __device__ __forceinline__ void pack(const float (&s)[32], const float (&keep)[2], uint32_t (&p)[4][4],
+  __device__ __forceinline__ void pack(const float (&s)[32], const float (&keep)[kOwn], uint32_t (&p)[4][4],
                                        float (&o)[128]) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        p[k][i] = as_word(__floats2half2_rn(s[4 * (2 * k + i / 2) + 2 * (i % 2)],
-                                            s[4 * (2 * k + i / 2) + 2 * (i % 2) + 1]));
-    if (__any_sync(~0u, keep[0] != 1.0f || keep[1] != 1.0f))
+      for (int i = 0; i < 4; ++i) {
+        const float* x = &s[4 * (2 * k + i / 2) + (kBf16 ? 0 : 2 * (i % 2))];
+        if constexpr (kBf16)
+          p[k][i] = i % 2 ? bf16_rest(p[k][i - 1], x[0], x[1]) : bf16_pair(x[0], x[1]);
+        else
+          p[k][i] = as_word(__floats2half2_rn(x[0], x[1]));
+      }
+    bool kept = true;
 #pragma unroll
-      for (int i = 0; i < 128; ++i) o[i] *= keep[i / 2 % 2];
+    for (int i = 0; i < kOwn; ++i) kept &= keep[i] == 1.0f;
+    if (__any_sync(~0u, !kept))
+#pragma unroll
+      for (int i = 0; i < 128; ++i) o[i] *= keep[i / 2 % kOwn];
   }
 
   // Waits for the values of `turn` and gives weights their unit.
   __device__ __forceinline__ void meet_values(const Turn<D>& turn, uint32_t (&p)[4][4]) const {
     slots.wait_full(turn);
+    if constexpr (kBf16) return;
     if (const float unit = slots.unit(turn); unit != 1) {
       const __half2 by = __float2half2_rn(unit);
 #pragma unroll
@@ -319,26 +383,28 @@ struct Consumer {
       }
     }
   }
+  // The tiles of a side; then those of the other side pass.
   __device__ __forceinline__ void release(Turn<D>& turn) const {
     __syncwarp();
-    if (thread % 32 == 0) arrive(slots.empty + turn.slot * 8);
-    turn.next();
-    turn.next();
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i, turn.next())
+      if (thread % 32 == 0) arrive(slots.empty + turn.slot * 8);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) turn.next();
   }
 
-  // What this lane's two columns see of a segment.
+  // What this lane's columns see of a segment.
   struct View {
     const Segment& s;
-    int pos[2], first[2];
+    int pos[kOwn], first[kOwn];
     bool alone;
     int seen_by_all;
   };
   __device__ __forceinline__ View view(const Segment& s) const {
     View v{s};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int c = column0() + thread / 32 * 16 + thread % 32 / 4 + 8 * i,
-                r = work.first_row + c / work.heads;
+    for (int i = 0; i < kOwn; ++i) {
+      const int r = work.first_row + column(i) / work.heads;
       const bool mine = r >= s.begin && r < s.end;
       v.pos[i] = mine ? work.row(r).pos : -1;
       v.first[i] = mine ? first_visible(work.a.kv, s.seq, v.pos[i]) : 0;
@@ -348,15 +414,17 @@ struct Consumer {
     return v;
   }
   __device__ __forceinline__ void weigh_page(const View& v, int page, float unit, float (&score_of)[32],
-                                             float (&largest)[2], float (&sum)[2], float (&keep)[2]) const {
+                                             float (&largest)[kOwn], float (&sum)[kOwn],
+                                             float (&keep)[kOwn]) const {
     const bool whole = v.alone && page * kPage >= v.seen_by_all && page * kPage + kPage - 1 <= v.s.head.pos;
-    const int low[2] = {v.first[0] - page * kPage, v.first[1] - page * kPage},
-              high[2] = {v.pos[0] + 1 - page * kPage, v.pos[1] + 1 - page * kPage};
+    int low[kOwn], high[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) low[i] = v.first[i] - page * kPage, high[i] = v.pos[i] + 1 - page * kPage;
     weigh(score_of, unit, whole, low, high, largest, sum, keep);
   }
 
   __device__ __forceinline__ void attend(const View& v, Turn<D>& keys, Turn<D>& values, float (&o)[128],
-                                         float (&largest)[2], float (&sum)[2]) const {
+                                         float (&largest)[kOwn], float (&sum)[kOwn]) const {
     const Segment& s = v.s;
     int base = -1;
     const auto meet_keys = [&](int page) {
@@ -365,13 +433,13 @@ struct Consumer {
       base = shifted;
       slots.wait_full(keys);
       fence_tiles();
-      return slots.unit(keys);
+      return kBf16 ? 1.0f : slots.unit(keys);
     };
-    float score_of[32], keep[2];
+    float score_of[32], keep[kOwn];
     uint32_t p[4][4];
     const auto score_page = [&](int page) {
       const float unit = meet_keys(page);
-      score(slots.tile(keys), score_of);
+      score(keys, score_of);
       wait_products<0>();
       hold_sums(score_of);
       release(keys);
@@ -386,7 +454,7 @@ struct Consumer {
     const auto mix_page = [&] {
       meet_values(values, p);
       fence_tiles();
-      mix(slots.tile(values), p, o);
+      mix(values, p, o);
       end_mix();
     };
     if constexpr (kAhead) score_page(s.pages.begin);
@@ -398,8 +466,8 @@ struct Consumer {
       } else {
         meet_values(values, p);
         const float unit = meet_keys(page);
-        score(slots.tile(keys), score_of);
-        mix(slots.tile(values), p, o);
+        score(keys, score_of);
+        mix(values, p, o);
         wait_products<1>();
         hold_sums(score_of);
         release(keys);
@@ -412,10 +480,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() const {
-    float o[128] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    float o[128] = {}, largest[kOwn], sum[kOwn] = {};
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) largest[i] = -INFINITY;
     if (work.a.resumed) resume(o, largest, sum);
     Turn<D> keys, values;
-    values.next();
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) values.next();
 #pragma unroll 1
     for (int begin = work.first_row; begin < work.first_row + work.n_rows;) {
       const Segment s = work.segment(begin);
@@ -427,16 +498,16 @@ struct Consumer {
 
   // Where a column's part lies; false for columns past the rows.
   __device__ __forceinline__ bool part_of(int i, int64_t& part) const {
-    const int c = column0() + thread / 32 * 16 + thread % 32 / 4 + 8 * i, local = c / work.heads;
+    const int c = column(i), local = c / work.heads;
     part = (int64_t(work.first_row + local) * work.a.n_head + work.first_head + c % work.heads) *
                work.a.n_splits +
            blockIdx.x;
     return local < work.n_rows;
   }
   // What the launch before left.
-  __device__ __forceinline__ void resume(float (&o)[128], float (&largest)[2], float (&sum)[2]) const {
+  __device__ __forceinline__ void resume(float (&o)[128], float (&largest)[kOwn], float (&sum)[kOwn]) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kOwn; ++i) {
       int64_t part;
       if (!part_of(i, part)) continue;
       largest[i] = work.a.partial_sums[2 * part] * kLog2E;
@@ -450,12 +521,12 @@ struct Consumer {
       }
     }
   }
-  __device__ __forceinline__ void store(const float (&o)[128], const float (&largest)[2],
-                                        const float (&sum)[2]) const {
+  __device__ __forceinline__ void store(const float (&o)[128], const float (&largest)[kOwn],
+                                        const float (&sum)[kOwn]) const {
     const AttentionArgs& a = work.a;
     const int lane = thread % 32;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kOwn; ++i) {
       int64_t part;
       if (!part_of(i, part)) continue;
       if (lane % 4 == 0 && value0() == 0) {
@@ -465,14 +536,17 @@ struct Consumer {
       if (sum[i] == 0) continue;
       float* to = a.partial + part * D + value0() + lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < 32; ++n)
-        *reinterpret_cast<float2*>(to + n * 8) = {o[4 * n + 2 * i], o[4 * n + 2 * i + 1]};
+      for (int n = 0; n < 32; ++n) {
+        float2 v{o[4 * n + 2 * i], o[4 * n + 2 * i + 1]};
+        if constexpr (kBf16) v.x += o[4 * n + 2], v.y += o[4 * n + 3];
+        *reinterpret_cast<float2*>(to + n * 8) = v;
+      }
     }
   }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-template <int D>
+template <int D, Numbers kNumbers>
 __global__ void __launch_bounds__(kThreads, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ StepView step, int heads,
                   int head_tiles, int rows_each) {
@@ -504,41 +578,58 @@ __global__ void __launch_bounds__(kThreads, 1)
   static_assert(128 * kFew + 256 * kMany <= 384 * 168);
   if (warps == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFew));
-    produce<D>(work, slots);
+    produce<D, kNumbers>(work, slots);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMany));
-    const Consumer<D> consumer{work, queries, slots, warps - 1, int(threadIdx.x) % kGroup};
+    const Consumer<D, kNumbers> consumer{work, queries, slots, warps - 1, int(threadIdx.x) % kGroup};
     consumer.run();
   }
 }
 #else
-template <int D>
+template <int D, Numbers>
 __global__ void prompt_kernel(const __grid_constant__ AttentionArgs, const __grid_constant__ StepView, int,
                               int, int) {
   __trap();  // has_prompt() is false there
 }
 #endif
 
+Numbers numbers_of(const KvView& kv) {
+  if (kv.k_form == kv.v_form && kv.k_form == KvForm::kBf16) return Numbers::kBf16;
+  if (kv.k_form == kv.v_form && kv.k_form == KvForm::kF32) return Numbers::kBf16Pair;
+  return Numbers::kHalf;
+}
+
 template <int D>
-int rows_of_block(int heads) {
-  return std::min(Shape<D>::kRows / heads, kPage);
+int rows_of_block(const KvView& kv, int heads) {
+  const int columns = Shape<D>::kRows / (numbers_of(kv) == Numbers::kHalf ? 1 : 2);
+  return std::min(columns / heads, kPage);
 }
 
 template <int D>
 void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
   const int group = args.n_head / args.kv.n_kv, heads = std::min(group, kMaxHeads);
-  const int head_tiles = (group + heads - 1) / heads, rows_each = rows_of_block<D>(heads);
-  launch(how,
-         dim3(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
-              unsigned((args.n_rows + rows_each - 1) / rows_each)),
-         dim3(kThreads), Shape<D>::kBytes, prompt_kernel<D>, args, step, heads, head_tiles, rows_each);
+  const int head_tiles = (group + heads - 1) / heads, rows_each = rows_of_block<D>(args.kv, heads);
+  const dim3 blocks(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
+                    unsigned((args.n_rows + rows_each - 1) / rows_each));
+  const auto with = [&](auto kernel) {
+    launch(how, blocks, dim3(kThreads), Shape<D>::kBytes, kernel, args, step, heads, head_tiles, rows_each);
+  };
+  switch (numbers_of(args.kv)) {
+    case Numbers::kHalf:
+      return with(prompt_kernel<D, Numbers::kHalf>);
+    case Numbers::kBf16:
+      return with(prompt_kernel<D, Numbers::kBf16>);
+    case Numbers::kBf16Pair:
+      return with(prompt_kernel<D, Numbers::kBf16Pair>);
+  }
 }
 
 }  // namespace
 
 bool has_prompt(const KvView& kv) {
 #ifdef KVASIR_SM_90A
-  return (kv.head_dim == 256 || kv.head_dim == 512) && has_warp_group_products();
+  return (kv.head_dim == 256 || kv.head_dim == 512) && has_warp_group_products() &&
+         (has_flash(kv) || numbers_of(kv) != Numbers::kHalf);
 #else
   return kv.n_kv < 0;
 #endif
@@ -546,7 +637,7 @@ bool has_prompt(const KvView& kv) {
 
 int prompt_kernel_blocks(const KvView& kv, int n_head, int n_rows) {
   const int group = n_head / kv.n_kv, heads = std::min(group, kMaxHeads);
-  const int rows_each = kv.head_dim == 512 ? rows_of_block<512>(heads) : rows_of_block<256>(heads);
+  const int rows_each = kv.head_dim == 512 ? rows_of_block<512>(kv, heads) : rows_of_block<256>(kv, heads);
   return kv.n_kv * ((group + heads - 1) / heads) * ((n_rows + rows_each - 1) / rows_each);
 }
 
@@ -561,7 +652,7 @@ void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView&
   PageTiles& tiles = part.expanded;
   const bool open = open_page(args.kv.k_form) || open_page(args.kv.v_form),
              plain = !open_page(args.kv.k_form) || !open_page(args.kv.v_form);
-  tiles.plain = plain && tiles.end - tiles.first >= kManyPages;
+  tiles.plain = plain && (tiles.end - tiles.first >= kManyPages || tile_terms(args.kv.k_form) > 1);
   if (!open && !tiles.plain) {
     tiles = {};
     return attend(how, part);
@@ -571,7 +662,7 @@ void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView&
     tiles.end = std::min(args.expanded.end, first + tiles.capacity);
     part.resumed = first > args.expanded.first;
     // Of encoded sides, the newest page is read exactly by every row that sees it.
-    const int end = tiles.plain ? tiles.end : std::min({tiles.end, args.expanded.end - 1, tiles.made}),
+    const int end = std::min({tiles.end, tiles.plain ? tiles.end : args.expanded.end - 1, tiles.made}),
               n_pages = end - first;
     if (n_pages > 0) expand_pages(part.resumed ? more() : how, args.kv, step, tiles, n_pages);
     attend(n_pages > 0 || part.resumed ? more() : how, part);

@@ -50,7 +50,7 @@ __device__ __noinline__ float make_tile(const uint8_t* data, int low, const Leve
   return kUnit;
 }
 
-// f16 rows [low, end); zeros elsewhere: what no query sees cannot spread a NaN.
+// f16 or bf16 rows [low, end); zeros elsewhere: what no query sees cannot spread a NaN.
 template <int D>
 __device__ __forceinline__ float copy_tile(const uint8_t* data, int low, int end, uint8_t* tile) {
   constexpr int kUnits = D / 8, kEach = kPage * kUnits / kThreads;
@@ -67,6 +67,27 @@ __device__ __forceinline__ float copy_tile(const uint8_t* data, int low, int end
     *reinterpret_cast<int4*>(tile + tile_place(unit / kUnits, unit % kUnits)) = v[i];
   }
   return 1;
+}
+
+// f32 rows [low, end) as two terms of bf16, a tile each, one after the other.
+template <int D>
+__device__ __forceinline__ void split_tile(const uint8_t* data, int low, int end, uint8_t* tiles) {
+  constexpr int kUnits = D / 8;
+#pragma unroll 2
+  for (int unit = int(threadIdx.x); unit < kPage * kUnits; unit += kThreads) {
+    const int row = unit / kUnits;
+    float4 x{0, 0, 0, 0}, y = x;
+    if (row >= low && row < end) {
+      const float4* from = reinterpret_cast<const float4*>(data + unit * 32);
+      x = from[0], y = from[1];
+    }
+    const uint4 first{bf16_pair(x.x, x.y), bf16_pair(x.z, x.w), bf16_pair(y.x, y.y), bf16_pair(y.z, y.w)};
+    const uint4 rest{bf16_rest(first.x, x.x, x.y), bf16_rest(first.y, x.z, x.w), bf16_rest(first.z, y.x, y.y),
+                     bf16_rest(first.w, y.z, y.w)};
+    uint8_t* const to = tiles + tile_place(row, unit % kUnits);
+    *reinterpret_cast<uint4*>(to) = first;
+    *reinterpret_cast<uint4*>(to + page_tile_bytes(D)) = rest;
+  }
 }
 
 // qjl1_256 is a product with the projection; `rows`: a tile with padded rows in shared memory.
@@ -146,12 +167,18 @@ __global__ void __launch_bounds__(kThreads, 2)
         at * kPage + kPage > to.newest || (at < kv.exact_first && table[step.table_stride + at] >= 0);
     if (table[at] < 0 || (open && exact)) continue;
     const uint8_t* data = kv.pages + table[at] * kv.page_bytes + head * (k + v) + (side ? k : 0);
-    const int64_t tile = (int64_t(page) * kv.n_kv + head) * 2 + side;
-    const int low = max(0, to.oldest - at * kPage);
+    const int terms = tile_terms(form);
+    const int64_t tile = ((int64_t(page) * kv.n_kv + head) * 2 + side) * terms;
+    const int low = max(0, to.oldest - at * kPage), end = to.newest + 1 - at * kPage;
     uint8_t* const rows = to.tiles + tile * page_tile_bytes(D);
+    if (terms == 2) {
+      split_tile<D>(data, low, end, rows);
+      if (threadIdx.x < 2) to.units[tile + threadIdx.x] = 1;
+      continue;
+    }
     const float unit =
         open ? make_tile<D>(form, data, low, levels, kv.tables, reinterpret_cast<__half*>(memory), rows)
-             : copy_tile<D>(data, low, to.newest + 1 - at * kPage, rows);
+             : copy_tile<D>(data, low, end, rows);
     if (threadIdx.x == 0) to.units[tile] = unit;
   }
 }
@@ -173,7 +200,7 @@ void run(const Launch& how, const KvView& kv, const StepView& step, const PageTi
 }  // namespace
 
 bool needs_page_tiles(const KvView& kv) {
-  return open_page(kv.k_form) || open_page(kv.v_form) || kv.window == 0;
+  return open_page(kv.k_form) || open_page(kv.v_form) || kv.window == 0 || tile_terms(kv.k_form) > 1;
 }
 
 void expand_pages(const Launch& how, const KvView& kv, const StepView& step, const PageTiles& to,

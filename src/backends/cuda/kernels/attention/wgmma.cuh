@@ -43,35 +43,42 @@ __device__ __forceinline__ void fence_tiles() { asm volatile("fence.proxy.async.
 #define KVASIR_16(x, i) KVASIR_4(x, i), KVASIR_4(x, i + 4), KVASIR_4(x, i + 8), KVASIR_4(x, i + 12)
 #define KVASIR_32(x, i) KVASIR_16(x, i), KVASIR_16(x, i + 16)
 
-// c[64][64] += a[64][16] b[64][16]^T; with `fresh`, c = .
+// c[64][64] += a[64][16] b[64][16]^T; with `fresh`, c = . Values are f16, or bf16.
+#define KVASIR_PRODUCT_64(type)                                                                             \
+  asm volatile(                                                                                             \
+      "{\n.reg .pred p;\nsetp.eq.s32 p, %34, 0;\n"                                                          \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                           \
+      " "                                                                                                   \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26," \
+      "%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;\n}\n"                                                 \
+      : KVASIR_32(c, 0)                                                                                     \
+      : "l"(a), "l"(b), "r"(int(fresh)))
+template <bool kBf16>
 __device__ __forceinline__ void product_64(float (&c)[32], uint64_t a, uint64_t b, bool fresh) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.eq.s32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%"
-      "27,%28,"
-      "%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;\n}\n"
-      : KVASIR_32(c, 0)
-      : "l"(a), "l"(b), "r"(int(fresh)));
+  if constexpr (kBf16)
+    KVASIR_PRODUCT_64("bf16");
+  else
+    KVASIR_PRODUCT_64("f16");
 }
 // c[64][256] += a[64][16] b, a in registers; b[16][256], or of rows b[256][16]^T.
-template <bool kRows>
+#define KVASIR_PRODUCT_256(type)                                                                             \
+  asm volatile(                                                                                              \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                           \
+      " "                                                                                                    \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"  \
+      "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
+      "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76," \
+      "%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,"    \
+      "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120," \
+      "%121,%122,%123,%124,%125,%126,%127}, {%128,%129,%130,%131}, %132, 1, 1, 1, %133;\n"                   \
+      : KVASIR_32(c, 0), KVASIR_32(c, 32), KVASIR_32(c, 64), KVASIR_32(c, 96)                                \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kRows ? 0 : 1))
+template <bool kRows, bool kBf16 = false>
 __device__ __forceinline__ void product_256(float (&c)[128], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%"
-      "27,%28,"
-      "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%"
-      "54,"
-      "%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%"
-      "80,"
-      "%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%"
-      "105,"
-      "%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%"
-      "126,"
-      "%127}, {%128,%129,%130,%131}, %132, 1, 1, 1, %133;\n"
-      : KVASIR_32(c, 0), KVASIR_32(c, 32), KVASIR_32(c, 64), KVASIR_32(c, 96)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kRows ? 0 : 1));
+  if constexpr (kBf16)
+    KVASIR_PRODUCT_256("bf16");
+  else
+    KVASIR_PRODUCT_256("f16");
 }
 // c[64][n] += a[64][16] b[n][16]^T, a in registers.
 __device__ __forceinline__ void product_of_rows(float (&c)[128], const uint32_t (&a)[4], uint64_t b) {
@@ -97,6 +104,8 @@ __device__ __forceinline__ void product_of_rows(float (&c)[32], const uint32_t (
       : KVASIR_32(c, 0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#undef KVASIR_PRODUCT_64
+#undef KVASIR_PRODUCT_256
 #undef KVASIR_4
 #undef KVASIR_16
 #undef KVASIR_32

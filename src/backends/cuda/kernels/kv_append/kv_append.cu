@@ -1,4 +1,6 @@
 // Compiled without fused multiply-add: encoded bytes must be the scalar codec's.
+#include <algorithm>
+
 #include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/wgmma.cuh"
 #include "backends/cuda/kernels/kv_append/fits.cuh"
@@ -33,6 +35,48 @@ struct QuickScratch {
   alignas(16) uint16_t row[512];
   uint8_t code[512];
 };
+
+// A lane's E values that follow each other, 16 bytes at a time.
+template <int E>
+__device__ __forceinline__ void load_values(const float* from, float (&x)[E]) {
+  if constexpr (E == 2) {
+    const float2 v = *reinterpret_cast<const float2*>(from);
+    x[0] = v.x, x[1] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < E; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + i);
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+  }
+}
+template <int E>
+__device__ __forceinline__ void store_values(float* to, const float (&x)[E]) {
+  if constexpr (E == 2) {
+    *reinterpret_cast<float2*>(to) = {x[0], x[1]};
+  } else {
+#pragma unroll
+    for (int i = 0; i < E; i += 4) *reinterpret_cast<float4*>(to + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+  }
+}
+// As f16; true when all are finite.
+template <int E>
+__device__ __forceinline__ bool store_halves(__half* to, const float (&x)[E]) {
+  uint32_t pair[E / 2];
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < E / 2; ++i) {
+    pair[i] = as_word(__floats2half2_rn(x[2 * i], x[2 * i + 1]));
+    finite &= (pair[i] & 0x7c00u) != 0x7c00u && (pair[i] & 0x7c000000u) != 0x7c000000u;
+  }
+  if constexpr (E == 2) *reinterpret_cast<uint32_t*>(to) = pair[0];
+  if constexpr (E == 4) *reinterpret_cast<uint2*>(to) = {pair[0], pair[1]};
+  if constexpr (E >= 8)
+#pragma unroll
+    for (int i = 0; i < E / 2; i += 4)
+      *reinterpret_cast<uint4*>(to + 2 * i) = {pair[i], pair[i + 1], pair[i + 2], pair[i + 3]};
+  return finite;
+}
 
 // A row into shared memory, where the codecs read it several times.
 __device__ __forceinline__ void stage_row(const __half* x, int d, int lane, uint16_t* to) {
@@ -107,6 +151,33 @@ __device__ __forceinline__ void make_tile_row(const KvView& kv, const PageTiles&
   }
 }
 
+// Pages before tiles.made, which earlier steps have encoded: blocks beside those of the heads make tiles of
+// them, a warp a row.
+int older_rows(const HeadArgs& a) {
+  const int pages = a.tiles.tiles ? std::max(0, std::min(a.tiles.made, a.tiles.end) - a.tiles.first) : 0;
+  return pages * a.kv.n_kv * 2 * kPage;
+}
+template <int D>
+__device__ __forceinline__ void make_older_row(const HeadArgs& a, const StepView& step, int i, int lane) {
+  if constexpr (D == 256 || D == 512) {
+    const KvView& kv = a.kv;
+    const PageTiles& to = a.tiles;
+    const int token = i % kPage, side = i / kPage % 2, head = i / kPage / 2 % kv.n_kv,
+              page = to.first + i / kPage / 2 / kv.n_kv, pos = page * kPage + token;
+    if (page >= to.made) return;
+    const int index = table(step, kv, to.sequence, false)[page];
+    // Exact ones are never read here (prompt_pages.cu).
+    if (index < 0 || (page < kv.exact_first && table(step, kv, to.sequence, true)[page] >= 0)) return;
+    if (pos >= to.oldest)
+      return make_tile_row<D>(kv, to, head, side, pos, region(kv, index, head, side), lane, a.fault);
+    const int64_t tile = (int64_t(page - to.first) * kv.n_kv + head) * 2 + side;
+    for (int column = lane; column < D / 8; column += 32)
+      *reinterpret_cast<int4*>(to.tiles + tile * page_tile_bytes(D) + tile_place(token, column)) = {0, 0, 0,
+                                                                                                    0};
+    if (lane == 0 && token == 0) to.units[tile] = 1;
+  }
+}
+
 // Would row `to`, just stored, need a scale that f16 cannot say? Searches answer when they encode it.
 template <int E>
 __device__ __forceinline__ bool scale_fits(KvForm form, const float (&x)[E], const __half* to, int lane,
@@ -150,12 +221,7 @@ __device__ void store_head(const HeadArgs& a, const StepView& step, int side, in
         form == KvForm::kF16
             ? reinterpret_cast<__half*>(region(kv, table(step, kv, row.seq, false)[page], head, side))
             : exact_region(kv, table(step, kv, row.seq, true)[page], head, side);
-#pragma unroll
-    for (int i = 0; i < E; ++i) {
-      const __half h = __float2half_rn(x[i]);
-      to[int64_t(token) * kDim + lane * E + i] = h;
-      finite &= (__half_as_ushort(h) & 0x7c00u) != 0x7c00u;
-    }
+    finite = store_halves<E>(to + int64_t(token) * kDim + lane * E, x);
     if (__all_sync(~0u, finite))
       finite = scale_fits(form, x, to + int64_t(token) * kDim, lane, reinterpret_cast<uint8_t*>(smem));
   }
@@ -170,17 +236,17 @@ __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& s
   const graph::Row row = step.rows[step_row];
   const SequenceInfo seq = step.sequences[row.seq];
   const float* in = job.in + (int64_t(r) * job.n_head + head) * kDim;
-  float sum = 0;
+  float sum = 0, w[E];
 #pragma unroll
-  for (int i = 0; i < E; ++i) {
-    x[i] = in[lane * E + i];
-    sum += x[i] * x[i];
-  }
+  for (int i = 0; i < E; ++i) w[i] = 1;
+  if (job.norm && job.w) load_values<E>(job.w + lane * E, w);
+  load_values<E>(in + lane * E, x);
+#pragma unroll
+  for (int i = 0; i < E; ++i) sum += x[i] * x[i];
   if (job.norm) {
     const float inverse = 1.0f / sqrtf(warp_sum(sum) / float(kDim) + job.eps);
 #pragma unroll
-    for (int i = 0; i < E; ++i)
-      x[i] = (job.w ? x[i] * inverse * job.w[lane * E + i] : x[i] * inverse) * job.scale;
+    for (int i = 0; i < E; ++i) x[i] = x[i] * inverse * w[i] * job.scale;
   }
   const bool query = job.side < 0 && job.out_shifted;
   float base[E];
@@ -192,8 +258,7 @@ __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& s
       const bool shifted = variant == 1 || (!query && seq.shift != 0 && row.pos / kPage >= seq.keep_pages);
       const float* turns = job.turns + (int64_t(shifted) * job.max_rows + step_row) * 2 * job.n_pairs;
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < E; ++i) smem[lane * E + i] = base[i];
+      store_values<E>(smem + lane * E, base);
       __syncwarp();
       for (int i = lane; i < job.n_pairs; i += 32) {
         const float c = turns[i], s = turns[job.n_pairs + i], p = smem[i], q = smem[i + job.half];
@@ -201,14 +266,11 @@ __device__ void run_job(const HeadArgs& a, const HeadJob& job, const StepView& s
         smem[i + job.half] = q * c + p * s;
       }
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < E; ++i) x[i] = smem[lane * E + i];
+      load_values<E>(smem + lane * E, x);
     }
     warp_to_basis(job.basis, 0, x, lane);
     float* out = variant == 1 ? job.out_shifted : job.out;
-    if (out)
-#pragma unroll
-      for (int i = 0; i < E; ++i) out[(int64_t(r) * job.n_head + head) * kDim + lane * E + i] = x[i];
+    if (out) store_values<E>(out + (int64_t(r) * job.n_head + head) * kDim + lane * E, x);
   }
   if (job.side >= 0) store_head(a, step, job.side, head, r, x, lane, smem);
 }
@@ -234,14 +296,18 @@ __device__ __forceinline__ void encode_stored(const HeadArgs& a, const StepView&
 enum class Encode { kNone, kRows, kPages };
 template <int E, Encode kWhat>
 __global__ void __launch_bounds__(kWhat == Encode::kPages ? 512 : 128)
-    heads_kernel(const __grid_constant__ HeadArgs a, StepView step) {
+    heads_kernel(const __grid_constant__ HeadArgs a, StepView step, int n_rows) {
   constexpr bool kEncode = kWhat == Encode::kPages;
-  __shared__ float smem[kEncode ? 1 : 4][32 * E];
+  __shared__ __align__(16) float smem[kEncode ? 1 : 4][32 * E];
   __shared__ QuickScratch scratch[kEncode ? 16 : kWhat == Encode::kRows ? 4 : 1];
   let_next_start();
   wait_for_inputs();
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, r = int(blockIdx.y);
-  int head = kEncode ? int(blockIdx.x) : int(blockIdx.x) * 4 + warp, j = 0;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, r = int(blockIdx.x),
+            group = int(gridDim.y - 1 - blockIdx.y);  // keys and values first: they take longest
+  if constexpr (kWhat == Encode::kRows)
+    if (r >= n_rows)
+      return make_older_row<32 * E>(a, step, ((r - n_rows) * int(gridDim.y) + group) * 4 + warp, lane);
+  int head = kEncode ? group : group * 4 + warp, j = 0;
   while (j < a.n_jobs && head >= a.jobs[j].n_head) head -= a.jobs[j++].n_head;
   if (j == a.n_jobs) return;
   const HeadJob& job = a.jobs[j];
@@ -373,8 +439,13 @@ __global__ void __launch_bounds__(32 * kSearchWarps)
 
 template <int D>
 void run_search(const Launch& how, const EncodeArgs& args, const StepView& step, int n_rows, int n_pages) {
-  launch(how, dim3(unsigned(n_pages), unsigned(2 * args.kv.n_kv), unsigned(kPage / kSearchWarps)),
-         dim3(32 * kSearchWarps), sizeof(TrellisScratch<D>) * kSearchWarps, search_kernel<D>, args, step,
+  const dim3 blocks(unsigned(n_pages), unsigned(2 * args.kv.n_kv), unsigned(kPage / kSearchWarps));
+  // Two blocks a multiprocessor when that is all there are: as many as fit gather on those that are free
+  // first.
+  constexpr size_t kBytes = sizeof(TrellisScratch<D>) * kSearchWarps,
+                   kOfTwo = std::max<size_t>(kBytes, 80 << 10);
+  const bool few = blocks.x * blocks.y * blocks.z <= unsigned(2 * multiprocessors());
+  launch(how, blocks, dim3(32 * kSearchWarps), {few ? kOfTwo : kBytes, kOfTwo}, search_kernel<D>, args, step,
          n_rows);
 }
 
@@ -420,17 +491,18 @@ template <int E>
 void run(const Launch& how, const HeadArgs& args, const StepView& step, int n_rows, bool encode) {
   int heads = 0;
   for (int j = 0; j < args.n_jobs; ++j) heads += args.jobs[j].n_head;
-  const dim3 blocks(unsigned(heads + 3) / 4, unsigned(n_rows));
+  dim3 blocks(unsigned(n_rows), unsigned(heads + 3) / 4);
   // Rows of f16, bf16 and f32 are stored as they are: nothing to encode, no tiles to make.
   const bool rows =
       args.full > 0 && (args.tiles.tiles || open_page(args.kv.k_form) || open_page(args.kv.v_form));
   if (encode)
-    launch(how, dim3(unsigned(heads), unsigned(n_rows)), dim3(512), 0, heads_kernel<E, Encode::kPages>, args,
-           step);
-  else if (rows)
-    launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kRows>, args, step);
-  else
-    launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kNone>, args, step);
+    launch(how, dim3(unsigned(n_rows), unsigned(heads)), dim3(512), 0, heads_kernel<E, Encode::kPages>, args,
+           step, n_rows);
+  else if (rows) {
+    blocks.x += (unsigned(older_rows(args)) / 4 + blocks.y - 1) / blocks.y;
+    launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kRows>, args, step, n_rows);
+  } else
+    launch(how, blocks, dim3(128), 0, heads_kernel<E, Encode::kNone>, args, step, n_rows);
 }
 
 }  // namespace
