@@ -123,7 +123,8 @@ TEST_P(CudaMatmul, OneRowOfEverySize) {
 struct NormedGraph {
   SmallGraph small;
   std::vector<double> expected;
-  NormedGraph(DType type, int n) {
+  // cancels: the residual is the first norm's output but for a thousandth, and the other way.
+  NormedGraph(DType type, int n, bool cancels = false) {
     constexpr int kMiddle = 512, kVocab = 264, kToken = 1;
     constexpr float kScale = 0.8f, kEps = 1e-6f;
     const graph::ValueId x = small.input("x", DType::f32, n, 2, 1), r = small.input("r", DType::f32, n, 2, 2);
@@ -168,6 +169,12 @@ struct NormedGraph {
     std::vector<double> row;
     for (int i = 0; i < n; ++i) row.push_back(at(0, kToken * n + i));
     std::vector<double> kept = normed(row, 2);
+    if (cancels) {
+      Table& residual = *small.tables[1];
+      for (int i = 0; i < n; ++i)
+        residual.values[size_t(kToken * n + i)] = float(-kept[size_t(i)] * (1 + 0.001 * (i % 7 - 3)));
+      std::memcpy(residual.bytes.data(), residual.values.data(), residual.bytes.size());
+    }
     for (int i = 0; i < n; ++i) kept[size_t(i)] = (kept[size_t(i)] + at(1, kToken * n + i)) * double(kScale);
     std::vector<double> out = product(5, product(4, normed(kept, 3), kMiddle), n);
     for (int i = 0; i < n; ++i) out[size_t(i)] += kept[size_t(i)];
@@ -178,8 +185,9 @@ struct NormedGraph {
 TEST(CudaNorms, InsideTheProductsThatReadThem) {
   KVASIR_NEEDS_CUDA();
   for (int n : {256, 1536, 2048, 2304, 3840, 5376, 6144}) {
-    for (DType type : {DType::q8_0, DType::q4_k}) {
-      NormedGraph normed(type, n);
+    for (const auto& [type, cancels] :
+         {std::pair{DType::q8_0, false}, {DType::q4_k, false}, {DType::q8_0, true}}) {
+      NormedGraph normed(type, n, cancels);
       std::vector<double> apart;
       for (bool keep : {true, false}) {  // launches of their own, inside
         const auto backend = backends::create_backend("cuda", 1);
@@ -194,7 +202,8 @@ TEST(CudaNorms, InsideTheProductsThatReadThem) {
           const auto got = executable->read(0);
           EXPECT_LE(nmse(got, normed.expected), 2e-4) << n << (keep ? " apart" : " inside");
           if (keep) apart.assign(got.begin(), got.end());
-          EXPECT_LE(nmse(got, apart), 1e-5) << n;
+          // What cancels leaves a few bits, which round to other int8 values here and there.
+          if (!cancels) EXPECT_LE(nmse(got, apart), 1e-5) << n;
         }
       }
     }

@@ -157,8 +157,15 @@ __device__ __forceinline__ void make_norm(const StreamRow& row, StreamMemory& me
     if (writes && a.out && i < a.n) *reinterpret_cast<float4*>(a.out + i) = v[j];
   }
   if (!a.w_second) return;
-  const float squares =
-      fmaxf(inverse * (inverse * sums.y + 2.0f * a.scale * sums.z) + a.scale * a.scale * sums.w, 0.0f);
+  const float whole = inverse * inverse * sums.y + a.scale * a.scale * sums.w;
+  float squares = whole + 2.0f * inverse * a.scale * sums.z;
+  if (squares < whole * (1.0f / 1024)) {  // for all workers: what is left of terms that cancel is too coarse
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kBatches; ++j) sum += dot(v[j], v[j]);
+    workers_sync();  // the sums have been read
+    squares = workers_sum(sum, memory);
+  }
   const float inverse_second = rsqrtf(squares * row.inverse_n + a.eps_second);
 #pragma unroll
   for (int j = 0; j < kBatches; ++j) {
