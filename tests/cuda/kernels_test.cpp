@@ -250,6 +250,14 @@ TEST(CudaDecodeKernel, DeepCachesAndAnyNumberOfParts) {
       for (int parts : {0, 1, 3, 37}) expect_agreement({t, t, d, 8, 2, 7000 + parts, 1, parts});
 }
 
+// A launch of more blocks than 100: the last ones take no keys unless there are many; small tiles, whole
+// ones, and a second one of some teams.
+TEST(CudaDecodeKernel, OneKvHeadOnTheWholeDevice) {
+  KVASIR_NEEDS_CUDA();
+  for (DType t : {DType::f16, DType::q8_0, DType::f32, DType::tbq4_0, DType::tbq4_h, DType::tbq3_ht})
+    for (int depth : {7777, 16001, 31100, 33333}) expect_agreement({t, t, 512, 8, 1, depth, 1, 132});
+}
+
 TEST(CudaDecodeKernel, GroupsWindowsShiftsAndExactPages) {
   KVASIR_NEEDS_CUDA();
   for (DType t : decoded_types())

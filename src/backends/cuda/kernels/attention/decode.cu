@@ -40,7 +40,7 @@ struct TilePlace {
 };
 template <int D, bool kExact, int kTerms, typename Forms>
 __device__ __forceinline__ TilePlace find_tile(const Warp<D, kTerms>& warp, const Forms& forms,
-                                               const Tiles<D, kExact>& tiles, int page_index) {
+                                               const auto& tiles, int page_index) {
   const KvView& kv = warp.a.kv;
   const uint8_t *k_region, *v_region;
   const int page = tiles.page();
@@ -62,12 +62,12 @@ struct TileScales {
 };
 template <int D, int kTerms, typename Forms>
 __device__ __forceinline__ TileScales load_scales(const Warp<D, kTerms>& warp, const Forms& forms,
-                                                  const TilePlace& place, int first_key) {
-  const int key = first_key % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
+                                                  const TilePlace& place, const auto& tile) {
+  const int key = tile.first_key() % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
   TileScales to;
   const auto load = [&](const uint8_t* at, KvForm form, __half(&scale)[2]) {
     scale[0] = scale[1] = __float2half_rn(block_scales(form) ? kBytesUnit : 1.0f);
-    if (!row_scales(form)) return;
+    if (!row_scales(form) || warp.part >= tile.count()) return;
     const int row = D / 8 * code_bits(form);
     const __half* from = reinterpret_cast<const __half*>(at + (kPage - key) * row) + own;
     scale[0] = from[0], scale[1] = from[8];
@@ -79,11 +79,11 @@ __device__ __forceinline__ TileScales load_scales(const Warp<D, kTerms>& warp, c
 
 // The tile that is copied, and the one after it, whose page is looked up a tile early: its address would
 // be waited for.
-template <int D, bool kExact>
+template <int D, bool kExact, bool kSmall>
 struct Ahead {
-  Tiles<D, kExact> tile, beyond;
+  Tiles<D, kExact, kSmall> tile, beyond;
   int32_t index = 0;  // of the page of `beyond`
-  __device__ __forceinline__ Ahead(const auto& warp, const Tiles<D, kExact>& first)
+  __device__ __forceinline__ Ahead(const auto& warp, const Tiles<D, kExact, kSmall>& first)
       : tile(first), beyond(first) {
     look_up(warp);
   }
@@ -104,21 +104,21 @@ struct Ahead {
 // What a warp copies, slice by slice, in the order it will be used: keys of a tile, then its values.
 template <int D, typename Forms, bool kExact, int kSlots>
 struct Copier {
-  static constexpr int kChunks = Tiles<D, kExact>::kChunks;
+  using Tile = Tiles<D, kExact, !kExact>;
   using Mine = Warp<D, terms_of<Forms>()>;
   const Mine& warp;
   Forms forms;
-  Ahead<D, kExact> ahead;
+  Ahead<D, kExact, !kExact> ahead;
   uint32_t k_to, v_to;       // where this lane's pieces lie in a slot
   uint32_t k_from, v_from;   // and in the rows of a page
-  int step = 2 * kChunks;    // its next slice
-  int turn = 0;              // of the order of slices
+  int step, count;           // its next slice of a tile, after `count` of keys those of values
   TilePlace place;           // of the tile last begun
   uint32_t slot, last_slot;  // slot: the next to be filled, and to be read when all are full
   int slot_bytes;
 
-  __device__ __forceinline__ Copier(const Mine& w, const Forms& f, const Tiles<D, kExact>& first)
-      : warp(w), forms(f), ahead(w, first) {
+  __device__ __forceinline__ Copier(const Mine& w, const Forms& f, const Tile& first)
+      : warp(w), forms(f), ahead(w, first), count(first.count()) {
+    step = 2 * count;
     with_form(forms, false, [&](auto form) {
       lane_copy<D, form.value, false>(warp.part, warp.lane, k_from, k_to);
       slot_bytes = Slice<form.value>::kBytes;
@@ -134,7 +134,7 @@ struct Copier {
   __device__ __forceinline__ void copy() {
     with_form(forms, kValues, [&](auto form) {
       constexpr KvForm F = form.value;
-      const int chunk = chunk_of(step), key = ahead.tile.first_key() + chunk * kChunkKeys,
+      const int chunk = step - (kValues ? count : 0), key = ahead.tile.first_key() + chunk * kChunkKeys,
                 low = warp.first_pos - key, high = warp.pos + 1 - key;
       const uint8_t* at = (kValues ? place.v : place.k) + chunk * (kChunkKeys * (D / 8) * code_bits(F));
       copy_slice<D, F, kValues>(slot, slot + (kValues ? v_to : k_to), at + (kValues ? v_from : k_from),
@@ -144,12 +144,10 @@ struct Copier {
                                          warp.part, warp.lane, low, high);
     });
   }
-  // Which 16 keys of the tile a step takes.
-  static __device__ __forceinline__ int chunk_of(int n) { return n % kChunks; }
   __device__ __forceinline__ void next() {
-    if (step == 2 * kChunks) step = 0, ahead.next(warp, forms, place);
+    if (step == 2 * count) step = 0, ahead.next(warp, forms, place);
     if (ahead.more()) {
-      if (step < kChunks)
+      if (step < count)
         copy<false>();
       else
         copy<true>();
@@ -210,8 +208,11 @@ __device__ __forceinline__ void run_pass(const Warp<D, kTerms>& warp, const Form
                                          const Prepare& prepare, uint32_t (&q)[8 * kTerms][2], bool& base,
                                          Sums& sums) {
   using Copies = Copier<D, Forms, kExact, kSlots>;
-  static_assert(kSlots >= 1 && kSlots <= 2 * Copies::kChunks, "what is copied early is of one tile");
-  Tiles<D, kExact> tiles(warp, split, warp.a.n_splits);
+  // What is copied early is of one tile: where tiles are small a team has one.
+  static_assert(kSlots >= 1 && kSlots <= 2 * Copies::Tile::kChunks);
+  typename Copies::Tile tiles(warp, split);
+  const int count = tiles.count();
+  if (kExact && !tiles.more()) return;
   Copies copies(warp, forms, tiles);
   const bool early = warp.a.settled && tiles.more() && tiles.page() != warp.pos / kPage;
 #pragma unroll 1
@@ -225,16 +226,15 @@ __device__ __forceinline__ void run_pass(const Warp<D, kTerms>& warp, const Form
     if (shifted != base) load_queries(warp, shifted, q);
     base = shifted;
     float own[4] = {};
-    const TileScales scales = load_scales(warp, forms, copies.place, tiles.first_key());
+    const TileScales scales = load_scales(warp, forms, copies.place, tiles);
 #pragma unroll 1
-    for (int step = 0; step < 2 * Copies::kChunks; ++step) {
+    for (int step = 0; step < 2 * count; ++step) {
       copies.wait();
-      if (step < Copies::kChunks) {
-        score(warp, forms, copies.slot, copies.chunk_of(step), q, own);
+      if (step < count) {
+        score(warp, forms, copies.slot, step, q, own);
       } else {
-        if (step == Copies::kChunks)
-          weigh_tile<D, kExact>(warp, tiles.first_key(), own, scales.k, scales.v, sums);
-        mix(warp, forms, copies.slot, copies.chunk_of(step), sums);
+        if (step == count) weigh_tile<D>(warp, tiles, own, scales.k, scales.v, sums);
+        mix(warp, forms, copies.slot, step - count, sums);
       }
       copies.release();
     }
@@ -251,7 +251,7 @@ struct Steady {
   static constexpr int kChunks = Warp<D>::kTeam, kStride = kChunkKeys * (D / 8) * code_bits(F),
                        kSlot = Slice<F>::kBytes;
   const Warp<D>& warp;
-  Ahead<D, false> ahead;
+  Ahead<D, false, false> ahead;
   TilePlace place{};  // of the tile that is copied
   const uint8_t* at;  // this lane's keys of it
   uint32_t ring, from, k_to, v_to;
@@ -304,7 +304,7 @@ struct Steady {
 template <int D, KvForm F, typename Prepare>
 __device__ __forceinline__ void run_steady_pass(const Warp<D>& warp, int split, const Prepare& prepare,
                                                 uint32_t (&q)[8][2], bool& base, Sums& sums) {
-  Tiles<D, false> tiles(warp, split, warp.a.n_splits);
+  Tiles<D, false> tiles(warp, split);
   Steady<D, F> steady(warp, tiles);
   const bool early = warp.a.settled && tiles.more() && tiles.page() != warp.pos / kPage;
 #pragma unroll 1
@@ -323,10 +323,10 @@ __device__ __forceinline__ void run_steady_pass(const Warp<D>& warp, int split, 
     if (shifted != base) load_queries(warp, shifted, q);
     base = shifted;
     float own[4] = {};
-    const TileScales scales = load_scales(warp, Known<F, F>{}, steady.place, tiles.first_key());
+    const TileScales scales = load_scales(warp, Known<F, F>{}, steady.place, tiles);
     steady.next();
     steady.score_tile(q, own);
-    weigh_tile<D, false>(warp, tiles.first_key(), own, scales.k, scales.v, sums);
+    weigh_tile<D>(warp, tiles, own, scales.k, scales.v, sums);
     steady.mix_tile(sums);
   }
   wait_copies<0>();
@@ -344,7 +344,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   Warp<D, kTerms> warp = find_warp<D, kTerms>(a, step, head_tiles);
   const int split = int(blockIdx.x);
   const int64_t first_part = (int64_t(warp.out_row) * a.n_head + warp.first_head) * a.n_splits + split;
-  if (!has_work(warp, split)) {
+  constexpr bool kSteady = Forms::kFixed && coded(known_form<Forms>());
+  if (!has_work<D, !kSteady>(warp, split)) {
     wait_for_inputs();
     if (threadIdx.x < unsigned(warp.n_heads)) {
       const int64_t part = first_part + int64_t(threadIdx.x) * a.n_splits;
@@ -365,8 +366,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (forms.v != forms.k)
         with_form(forms, true, [&](auto form) { fill_table<form.value>(warp.shared.v_table, D); });
     wait_for_inputs();
-    load_queries(warp, false, q);
-    __syncthreads();
+    if constexpr (kTerms == 1) {
+      share_queries(warp, q);
+    } else {
+      load_queries(warp, false, q);
+      __syncthreads();
+    }
   };
   constexpr int kTeam = Warp<D>::kTeam;
   constexpr KvForm kForm = known_form<Forms>();
@@ -375,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                                                                     : 12288
                                       : 8192;
   constexpr int kSlots = Forms::kFixed ? slots_of(kForm, kRing, kTeam) : 2;
-  if constexpr (Forms::kFixed && coded(kForm)) {
+  if constexpr (kSteady) {
     static_assert(kSlots == 2 * kTeam);
     run_steady_pass<D, kForm>(warp, split, prepare, q, base, sums);
   } else {

@@ -14,6 +14,8 @@ constexpr int decode_head_tiles(int group) { return (group + kDecodeHeads - 1) /
 bool has_decode(const KvView& kv);
 // Parts are left with the values of a head in decode_position()'s order.
 void attend_decode(const Launch& how, const AttentionArgs& args, const StepView& step);
+// Their sums, out of the basis of the values (decode_merge.cu).
+void merge_decode(const Launch& how, const AttentionArgs& args);
 
 // Where value d (even; d + 1 follows) of a part lies: as the matrix units leave it.
 constexpr int decode_position(int d) { return ((d / 128 * 8 + d % 16 / 2) * 8 + d % 128 / 16) * 2 + d % 2; }

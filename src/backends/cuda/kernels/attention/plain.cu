@@ -6,7 +6,6 @@
 #include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/pages.cuh"
 #include "backends/cuda/kernels/attention/prompt.h"
-#include "backends/cuda/kernels/cluster.cuh"
 
 namespace kvasir::cuda {
 namespace {
@@ -106,14 +105,13 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kMergeWarps = 16;
 
-// One head of one row a block, or a cluster of kRanks blocks where parts are many. A thread takes four values
-// of parts in turn; threads of the same values, then blocks, add up in order.
-constexpr int kManyParts = 48, kMergeRanks = 8;
+// One head of one row a block. A thread takes four values of parts in turn; threads of the same values add up
+// in order.
 template <int E>
 struct Merge {
   static constexpr int kDim = 32 * E, kEach = kDim / 4, kGroups = 32 * kMergeWarps / kEach;
   float4 sums[kGroups][kEach];
-  float totals[kGroups + 1], merged[kDim + 32];  // totals: of the groups, and of all
+  float totals[kGroups], merged[kDim + 32];
 };
 // Four values, and what their weights add up to.
 struct Share {
@@ -153,27 +151,6 @@ __device__ __forceinline__ Share add_parts(const float2* ms, const float4* from,
   return sum;
 }
 
-// The sums of a cluster's blocks, in order, to the first; all of its threads come.
-template <int E, int kRanks>
-__device__ __forceinline__ void add_blocks(Merge<E>& shared, Share& sum, int rank, int at) {
-  if (at < Merge<E>::kEach) {
-    shared.sums[0][at] = sum.v;
-    if (at == 0) shared.totals[Merge<E>::kGroups] = sum.total;
-  }
-  __syncthreads();
-  cluster_sync();
-  if (rank == 0 && at < Merge<E>::kEach)
-#pragma unroll
-    for (int r = 1; r < kRanks; ++r) {
-      const float* other = reinterpret_cast<const float*>(&shared.sums[0][at]);
-      sum.add(1, {load_remote(other, r), load_remote(other + 1, r), load_remote(other + 2, r),
-                  load_remote(other + 3, r)});
-      sum.total += load_remote(&shared.totals[Merge<E>::kGroups], r);
-    }
-  __syncthreads();
-  cluster_sync();  // no block leaves while its sums are read
-}
-
 // Value d of a head out of the head-wide basis, a value a thread: by a warp it would be some 400 instructions
 // in a row. All threads come; `row`: the values in shared memory.
 template <int D>
@@ -211,35 +188,29 @@ __device__ __noinline__ void finish_blocks(const AttentionArgs& a, const float* 
   if (a.quant.q) quantize_lanes(x, lane, a.quant.q + head * 32 * E, a.quant.meta + head * E);
 }
 
-// kDecode: values of a part lie in decode_position()'s order.
-template <int E, bool kDecode, int kRanks>
-__device__ __forceinline__ void merge_head(const AttentionArgs& a) {
+template <int E>
+__global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ AttentionArgs a) {
   constexpr int kDim = 32 * E, kEach = Merge<E>::kEach, kGroups = Merge<E>::kGroups;
   __shared__ Merge<E> shared;
   let_next_start();
   wait_for_inputs();
-  const int thread = int(threadIdx.x), lane = thread % 32, rank = int(blockIdx.x) % kRanks,
-            group = thread / kEach, at = thread % kEach;
-  const int64_t head = int64_t(blockIdx.y) * a.n_head + int(blockIdx.x) / kRanks;
+  const int thread = int(threadIdx.x), lane = thread % 32, group = thread / kEach, at = thread % kEach;
+  const int64_t head = int64_t(blockIdx.y) * a.n_head + int(blockIdx.x);
   Share sum = add_parts<kEach>(reinterpret_cast<const float2*>(a.partial_sums) + head * a.n_splits,
                                reinterpret_cast<const float4*>(a.partial + head * a.n_splits * kDim) + at,
-                               rank * kGroups + group, kGroups * kRanks, a.n_splits, lane);
+                               group, kGroups, a.n_splits, lane);
   shared.sums[group][at] = sum.v;
   if (at == 0) shared.totals[group] = sum.total;
   __syncthreads();
   if (thread < kEach)
 #pragma unroll
     for (int g = 1; g < kGroups; ++g) sum.add(1, shared.sums[g][at]), sum.total += shared.totals[g];
-  if constexpr (kRanks > 1) {
-    add_blocks<E, kRanks>(shared, sum, rank, thread);
-    if (rank != 0) return;
-  }
   if (thread < kEach) {
     const float inverse = sum.total > 0 ? 1.0f / sum.total : 0.0f;
     const float x[4] = {sum.v.x * inverse, sum.v.y * inverse, sum.v.z * inverse, sum.v.w * inverse};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int d = kDecode ? decode_value(4 * at + i) : 4 * at + i;
+      const int d = 4 * at + i;
       shared.merged[d + d / E] = x[i];  // apart, so that lanes below meet no bank twice
     }
   }
@@ -255,15 +226,6 @@ __device__ __forceinline__ void merge_head(const AttentionArgs& a) {
   a.out[head * kDim + thread] = x;
   const int64_t group_at = head * kDim + thread - lane;
   if (a.quant.q) quantize_group(x, lane, a.quant.q + group_at, a.quant.meta + group_at / 32);
-}
-template <int E, bool kDecode>
-__global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ AttentionArgs a) {
-  merge_head<E, kDecode, 1>(a);
-}
-template <int E>
-__global__ void KVASIR_CLUSTER(kMergeRanks) __launch_bounds__(32 * kMergeWarps)
-    merge_many_kernel(const __grid_constant__ AttentionArgs a) {
-  merge_head<E, true, kMergeRanks>(a);
 }
 
 }  // namespace
@@ -299,18 +261,10 @@ int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, At
   return std::clamp(2 * kProcessors / (heads * n_rows), 1, std::max(1, max_pages));
 }
 
-template <bool kDecode>
 static void merge_attention(const Launch& how, const AttentionArgs& args) {
   with_head_size<64, 128, 256, 512>("attention merge", args.kv.head_dim, [&](auto size) {
-    constexpr int E = size.value / 32;
-    dim3 grid(unsigned(args.n_head), unsigned(args.n_rows));
-    const dim3 block(32 * kMergeWarps);
-    if constexpr (kDecode)  // its devices have clusters
-      if (args.n_splits > kManyParts) {
-        grid.x *= kMergeRanks;
-        return launch(how, grid, block, 0, merge_many_kernel<E>, args);
-      }
-    launch(how, grid, block, 0, merge_kernel<E, kDecode>, args);
+    launch(how, dim3(unsigned(args.n_head), unsigned(args.n_rows)), dim3(32 * kMergeWarps), 0,
+           merge_kernel<size.value / 32>, args);
   });
 }
 
@@ -318,7 +272,7 @@ void attend(const Launch& how, const AttentionArgs& args, const StepView& step, 
             const std::function<Launch()>& more) {
   if (kernel == AttentionKernel::kDecode) {
     attend_decode(how, args, step);
-    merge_attention<true>(more(), args);
+    merge_decode(more(), args);
     return;
   }
   if (kernel == AttentionKernel::kPrompt) {
@@ -330,7 +284,7 @@ void attend(const Launch& how, const AttentionArgs& args, const StepView& step, 
   else
     launch(how, dim3(unsigned(args.n_splits), unsigned(args.n_head), unsigned(args.n_rows)), dim3(kThreads),
            0, plain_kernel, args, step);
-  merge_attention<false>(more(), args);
+  merge_attention(more(), args);
 }
 
 }  // namespace kvasir::cuda

@@ -112,6 +112,9 @@ __device__ __forceinline__ void store_shared(uint32_t at, float v) {
 __device__ __forceinline__ void store_shared(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
+__device__ __forceinline__ void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
 __device__ __forceinline__ void store_shared4(uint32_t at, const float (&v)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                : "memory");
@@ -134,6 +137,7 @@ struct Warp {
   int pos, seq, shift, keep_pages;  // of the row and its sequence
   int lane, team, part;             // part: which 128 values, and whose weights it finds
   int kv_head, first_head, n_heads, first_pos, out_row;
+  int active, unit;  // blocks of the launch that take keys; runs of 16 keys of a small tile
   const int32_t *table, *exact_table;
 
   __device__ __forceinline__ bool reads_exact(int page) const {
@@ -181,7 +185,8 @@ struct Warp {
 static_assert(Warp<512>::kTeams * (Warp<512>::kShares + 4 * 256) <= kExchange &&
               Warp<512>::kTeams * (Warp<512>::kShares + 4 * 512) <= kWideExchange);
 
-// The queries' values that are this warp's, in f16 or bf16, as right operands.
+// The queries' values that are this warp's, in f16 or bf16, as right operands: straight from memory, where
+// lanes that read at once are rows apart.
 template <int D, int kTerms>
 __device__ __forceinline__ void load_queries(const Warp<D, kTerms>& warp, bool shifted,
                                              uint32_t (&q)[8 * kTerms][2]) {
@@ -200,6 +205,40 @@ __device__ __forceinline__ void load_queries(const Warp<D, kTerms>& warp, bool s
       q[i][0] = as_word(__floats2half2_rn(x.x, x.y)), q[i][1] = as_word(__floats2half2_rn(x.z, x.w));
     }
   }
+}
+
+// The same at the start, when all warps come: rows in f16 to shared memory first (warps of all teams need the
+// same values, and 32 lanes in 32 rows take the cache 32 turns). Piece p of 16 bytes of row r lies where
+// lanes that read at once meet no bank twice.
+template <int D>
+__device__ __forceinline__ void share_queries(const Warp<D>& warp, uint32_t (&q)[8][2]) {
+  const auto place = [&](int r, int p) {
+    return warp.shared.exchange + r * (2 * D) + (p ^ (p >> 3 & 1) ^ (r & 1) << 1) * 16;
+  };
+  const float4* from = reinterpret_cast<const float4*>(
+      warp.a.q + (int64_t(warp.out_row) * warp.a.n_head + warp.first_head) * D);
+  constexpr int kPieces = kDecodeHeads * D / 4, kEach = (kPieces + kThreads - 1) / kThreads;
+  float4 x[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = int(threadIdx.x) + i * kThreads;
+    x[i] = {0, 0, 0, 0};
+    if (at < warp.n_heads * (D / 4)) x[i] = from[at];
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = int(threadIdx.x) + i * kThreads, r = at / (D / 4), c = at % (D / 4);
+    if (at < kPieces)
+      store_shared2(place(r, c / 2) + c % 2 * 8, as_word(__floats2half2_rn(x[i].x, x[i].y)),
+                    as_word(__floats2half2_rn(x[i].z, x[i].w)));
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 v = load_shared4(place(warp.lane / 4, warp.part * 16 + warp.lane % 4 * 4 + i));
+    q[2 * i][0] = v.x, q[2 * i][1] = v.y, q[2 * i + 1][0] = v.z, q[2 * i + 1][1] = v.w;
+  }
+  __syncthreads();  // scores will lie there
 }
 
 // Sums of a warp: values 16 g + 2 j, + 1 of its 128 for heads 2 t, 2 t + 1. Weights are relative to 2^peak
@@ -276,18 +315,20 @@ __device__ __forceinline__ void weigh(const Warp<D, kTerms>& warp, const float (
   sums.total[0] += p[0] + p[2], sums.total[1] += p[1] + p[3];
 }
 
-// The tiles of a pass, in the order a team takes them: tile = 16 kChunks keys.
-template <int D, bool kExact>
+// The tiles of a pass, in the order a team takes them, count() times 16 keys each.
+template <int D, bool kExact, bool kSmall = false>
 struct Tiles;
 // Pages that are read encoded (or are what they are): every so many tiles, those of exact pages left out.
-template <int D>
-struct Tiles<D, false> {
-  static constexpr int kChunks = Warp<D>::kTeam, kKeys = kChunkKeys * kChunks;
-  int tile, end, stride;
-  __device__ __forceinline__ Tiles(const auto& warp, int split, int n_splits) {
-    tile = warp.first_pos / kKeys + warp.team * n_splits + split;
-    end = warp.pos / kKeys + 1;
-    stride = Warp<D>::kTeams * n_splits;
+// Small: where whole ones do not keep all teams busy.
+template <int D, bool kSmall>
+struct Tiles<D, false, kSmall> {
+  static constexpr int kChunks = Warp<D>::kTeam;
+  int tile, end, stride, keys;
+  __device__ __forceinline__ Tiles(const auto& warp, int split)
+      : keys((kSmall ? warp.unit : kChunks) * kChunkKeys) {
+    tile = warp.first_pos / keys + warp.team * warp.active + split;
+    end = split < warp.active ? warp.pos / keys + 1 : 0;
+    stride = Warp<D>::kTeams * warp.active;
     settle(warp);
   }
   __device__ __forceinline__ void settle(const auto& warp) {
@@ -295,13 +336,14 @@ struct Tiles<D, false> {
   }
   __device__ __forceinline__ bool more() const { return tile < end; }
   __device__ __forceinline__ void next(const auto& warp) { tile += stride, settle(warp); }
-  __device__ __forceinline__ int first_key() const { return tile * kKeys; }
-  __device__ __forceinline__ int page() const { return tile * kKeys / kPage; }
+  __device__ __forceinline__ int count() const { return kSmall ? keys / kChunkKeys : kChunks; }
+  __device__ __forceinline__ int first_key() const { return tile * (kSmall ? keys : kChunks * kChunkKeys); }
+  __device__ __forceinline__ int page() const { return first_key() / kPage; }
 };
 // Exact pages, few: 16 keys at a time, dealt from the last team of the last part back, which most often have
 // least to do.
 template <int D>
-struct Tiles<D, true> {
+struct Tiles<D, true, false> {
   static constexpr int kChunks = 1, kEach = kPage / kChunkKeys;
   int index, end, stride, n_first, from_last, at_page = 0;
   static __device__ __forceinline__ int first_of_last(const auto& warp) {
@@ -310,13 +352,14 @@ struct Tiles<D, true> {
   static __device__ __forceinline__ int count_first(const auto& warp) {
     return max(min(warp.a.kv.exact_first, first_of_last(warp)) - warp.first_pos / kPage, 0);
   }
-  static __device__ __forceinline__ int count(const auto& warp) {
+  static __device__ __forceinline__ int count_all(const auto& warp) {
     return (count_first(warp) + warp.pos / kPage + 1 - first_of_last(warp)) * kEach;
   }
-  __device__ __forceinline__ Tiles(const auto& warp, int split, int n_splits) {
-    from_last = first_of_last(warp), n_first = count_first(warp), end = count(warp);
-    stride = Warp<D>::kTeams * n_splits;
-    index = (Warp<D>::kTeams - 1 - warp.team) * n_splits + (n_splits - 1 - split);
+  __device__ __forceinline__ Tiles(const auto& warp, int split) {
+    from_last = first_of_last(warp), n_first = count_first(warp);
+    end = split < warp.active ? count_all(warp) : 0;
+    stride = Warp<D>::kTeams * warp.active;
+    index = (Warp<D>::kTeams - 1 - warp.team) * warp.active + (warp.active - 1 - split);
     settle(warp);
   }
   __device__ __forceinline__ void settle(const auto& warp) {
@@ -332,17 +375,18 @@ struct Tiles<D, true> {
     return key <= warp.pos && key + kChunkKeys > warp.first_pos;
   }
   __device__ __forceinline__ bool more() const { return index < end; }
+  static __device__ __forceinline__ int count() { return 1; }
   __device__ __forceinline__ void next(const auto& warp) { index += stride, settle(warp); }
   __device__ __forceinline__ int first_key() const { return at_page * kPage + index % kEach * kChunkKeys; }
   __device__ __forceinline__ int page() const { return at_page; }
 };
 
 // Weights of this warp's keys of a tile from its own share of their scores and the team's.
-template <int D, bool kExact, int kTerms>
-__device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, int first_key, const float (&own)[4],
-                                           const __half (&k_scale)[2], const __half (&v_scale)[2],
-                                           Sums& sums) {
-  constexpr int kTeam = Warp<D>::kTeam, kChunks = Tiles<D, kExact>::kChunks;
+template <int D, int kTerms>
+__device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, const auto& tile,
+                                           const float (&own)[4], const __half (&k_scale)[2],
+                                           const __half (&v_scale)[2], Sums& sums) {
+  constexpr int kTeam = Warp<D>::kTeam;
   const AttentionArgs& a = warp.a;
   float x[4], weight[2];
 #pragma unroll
@@ -356,7 +400,7 @@ __device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, int firs
       x[2] += __uint_as_float(share.z), x[3] += __uint_as_float(share.w);
     }
   }
-  const int key = first_key + warp.part * kChunkKeys + warp.lane / 4;
+  const int key = tile.first_key() + warp.part * kChunkKeys + warp.lane / 4;
   const float unit = a.softcap > 0 ? __fdividef(a.scale, a.softcap) : a.scale * kLog2E;
 #pragma unroll
   for (int e = 0; e < 4; ++e) x[e] *= __half2float(k_scale[e / 2]) * unit;
@@ -366,7 +410,7 @@ __device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, int firs
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int pos = key + 8 * i;
-    const bool seen = pos >= warp.first_pos && pos <= warp.pos && warp.part < kChunks;
+    const bool seen = pos >= warp.first_pos && pos <= warp.pos && warp.part < tile.count();
     weight[i] = seen ? __half2float(v_scale[i]) : 0.0f;
     x[2 * i] = seen ? x[2 * i] : -INFINITY;
     x[2 * i + 1] = seen ? x[2 * i + 1] : -INFINITY;
@@ -380,9 +424,9 @@ __device__ __forceinline__ void leave_parts(const Warp<D, kTerms>& warp, int64_t
                                             const Sums& sums) {
   constexpr int kTeams = Warp<D>::kTeams, kTeam = Warp<D>::kTeam, kStat = kDecodeHeads * 4;
   const AttentionArgs& a = warp.a;
-  // Of every warp its totals; of every team peaks and units; then factors of every team.
+  // Of every warp its totals; of every team peaks and units; then factors and weights of every team.
   const uint32_t totals = warp.shared.exchange, stats = totals + kWarps * kStat,
-                 factors = stats + kTeams * 2 * kStat;
+                 factors = stats + kTeams * 2 * kStat, weights = factors + kTeams * kStat;
   float total[2] = {sums.total[0], sums.total[1]};
 #pragma unroll
   for (int o = 4; o < 32; o *= 2)
@@ -403,22 +447,31 @@ __device__ __forceinline__ void leave_parts(const Warp<D, kTerms>& warp, int64_t
     }
   __syncthreads();
   const int thread = int(threadIdx.x);
-  if (thread < warp.n_heads) {
-    float most = -1e30f, all = 0;
-    const uint32_t from = stats + thread * 4;
-    for (int i = 0; i < kTeams; ++i) most = fmaxf(most, load_float(from + i * 2 * kStat));
-    for (int i = 0; i < kTeams; ++i) {
-      float weight = 0;
-      for (int w = 0; w < kTeam; ++w) weight += load_float(totals + (i * kTeam + w) * kStat + thread * 4);
-      const float f = weight == 0 ? 0.0f : exp2_fast(load_float(from + i * 2 * kStat) - most);
-      all += f * weight;
-      store_shared(factors + i * kStat + thread * 4, f * load_float(from + (i * 2 + 1) * kStat));
-    }
-    const int64_t part = first_part + int64_t(thread) * a.n_splits;
-    a.partial_sums[2 * part] = all > 0 ? most * kLn2 : -INFINITY;
-    a.partial_sums[2 * part + 1] = all;
+  const auto most_of = [&](int head) {
+    float most = -1e30f;
+#pragma unroll
+    for (int i = 0; i < kTeams; ++i) most = fmaxf(most, load_float(stats + i * 2 * kStat + head * 4));
+    return most;
+  };
+  if (thread < kTeams * kDecodeHeads) {  // a team's factor of a head a thread
+    const int i = thread / kDecodeHeads, head = thread % kDecodeHeads;
+    const uint32_t at = i * kStat + head * 4, from = stats + i * 2 * kStat + head * 4;
+    const float most = most_of(head), peak = load_float(from), unit = load_float(from + kStat);
+    float weight = 0;
+#pragma unroll
+    for (int w = 0; w < kTeam; ++w) weight += load_float(totals + (i * kTeam + w) * kStat + head * 4);
+    const float f = weight == 0 ? 0.0f : exp2_fast(peak - most);
+    store_shared(factors + at, f * unit), store_shared(weights + at, f * weight);
   }
   __syncthreads();
+  if (thread < warp.n_heads) {
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < kTeams; ++i) all += load_float(weights + i * kStat + thread * 4);
+    const int64_t part = first_part + int64_t(thread) * a.n_splits;
+    a.partial_sums[2 * part] = all > 0 ? most_of(thread) * kLn2 : -INFINITY;
+    a.partial_sums[2 * part + 1] = all;
+  }
   for (int i = thread; i < kTeam * 256; i += kThreads) {
     const int part = i / 256, j = i % 256 / 32, g = i % 32 / 4, head = i % 4 * 2;
     float4 all = {0, 0, 0, 0};
@@ -435,6 +488,21 @@ __device__ __forceinline__ void leave_parts(const Warp<D, kTerms>& warp, int64_t
     if (head < warp.n_heads) *reinterpret_cast<float2*>(to) = {all.x, all.z};
     if (head + 1 < warp.n_heads) *reinterpret_cast<float2*>(to + int64_t(a.n_splits) * D) = {all.y, all.w};
   }
+}
+
+// Where a launch fills the device, the last blocks wait for multiprocessors that small launches before hold:
+// the others take all there is unless some would take a second tile. Tiles are as small as keep every team
+// busy.
+template <int D, int kTerms>
+__device__ __forceinline__ void share_tiles(Warp<D, kTerms>& warp) {
+  constexpr int kTeam = Warp<D>::kTeam, kTeams = Warp<D>::kTeams, kKeys = kTeam * kChunkKeys, kMany = 100,
+                kLate = 10;
+  const int n = warp.a.n_splits, tiles = warp.pos / kKeys - warp.first_pos / kKeys + 1;
+  warp.active = n > kMany && tiles <= kTeams * (n - kLate) ? n - kLate : n;
+  warp.unit = kTeam;
+#pragma unroll
+  for (int part = 2; part <= kTeam; part *= 2)
+    if (tiles * part <= kTeams * warp.active) warp.unit = kTeam / part;
 }
 
 template <int D, int kTerms>
@@ -461,16 +529,18 @@ __device__ __forceinline__ Warp<D, kTerms> find_warp(const AttentionArgs& a, con
   if (a.kv.window > 0) warp.first_pos = max(warp.first_pos, warp.pos - a.kv.window + 1);
   warp.table = step.tables + (int64_t(warp.seq) * 4 + (a.kv.window > 0 ? 2 : 0)) * step.table_stride;
   warp.exact_table = warp.table + step.table_stride;
+  share_tiles(warp);
   return warp;
 }
 
 // Whether any team of a block has a tile.
-template <int D, int kTerms>
+template <int D, bool kSmall, int kTerms>
 __device__ __forceinline__ bool has_work(const Warp<D, kTerms>& warp, int split) {
-  constexpr int kKeys = Tiles<D, false>::kKeys;
-  if (warp.first_pos / kKeys + split <= warp.pos / kKeys) return true;
+  if (split >= warp.active) return false;
+  const int keys = (kSmall ? warp.unit : Warp<D>::kTeam) * kChunkKeys;
+  if (warp.first_pos / keys + split <= warp.pos / keys) return true;
   return (open_page(warp.a.kv.k_form) || open_page(warp.a.kv.v_form)) &&
-         warp.a.n_splits - 1 - split < Tiles<D, true>::count(warp);
+         warp.active - 1 - split < Tiles<D, true>::count_all(warp);
 }
 
 }  // namespace
