@@ -15,7 +15,7 @@ struct Gate {
 constexpr Gate kGates[] = {
     {"cpu", "run on any x86-64 or aarch64 Linux: kvasir verify --backend cpu"},
     {"cuda",
-     "an NVIDIA GPU of compute capability 9.0 (H100, H200) with CUDA 13: cmake -S . -B build "
+     "an NVIDIA GPU of compute capability 8.0 or later with CUDA 13: cmake -S . -B build "
      "-DKVASIR_CUDA=ON && "
      "cmake --build build && build/kvasir verify --backend cuda"},
     {"vulkan",
