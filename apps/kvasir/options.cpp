@@ -121,8 +121,17 @@ void require_all_layers(const Args& args, const engine::Model& model) {
          model.config().n_layer);
 }
 
+// A GPU is named where nobody chose a backend; it is not taken unasked.
+void name_gpu(const Args& args) {
+  if (args.given("backend") || loudness(args) == Loudness::kQuiet) return;
+  for (const backends::BackendStatus& status : backends::known_backends())
+    if (status.available && status.name != args.text("backend"))
+      note("this runs on the {}; a device for --backend {} is here, too", args.text("backend"), status.name);
+}
+
 std::shared_ptr<engine::Model> load_checked(const Args& args, const Check& check) {
   require_backend(args);
+  name_gpu(args);
   return load_checked(model_path(args), thread_count(args), loudness(args), args.text("backend"),
                       [&](const engine::Model& model) {
                         require_all_layers(args, model);
