@@ -163,7 +163,7 @@ Command devices_command() {
       "and `kvasir bench` says how far off the prediction was.";
   command.flags = {{.names = "--measure",
                     .group = "Measuring",
-                    .help = "measure what ops cost here, for `kvasir decide` (about a minute)"},
+                    .help = "measure what ops cost here, for `kvasir decide` (about a minute a backend)"},
                    {.names = "--backend",
                     .argument = "NAME",
                     .kind = Kind::kChoice,

@@ -132,8 +132,8 @@ Comparison compare_output(const Rig& rig, const Scored& one, const reference::Ro
   for (const double w : one.scores.weight) terms.top_weight = std::max(terms.top_weight, w);
   reference::Scores scores = one.scores;
   std::vector<reference::Tie> ties;
-  if (arithmetic
-          .coarse()) {  // rounding is part of the expected value, but for ties: each one step of a value
+  // Rounding is part of the expected value, but for ties: each one step of a value.
+  if (arithmetic.coarse()) {
     reference::round_weights(spec.attention(), values, one.place.pos, one.head, 1 / arithmetic.weight_step,
                              weight_error(terms) + 4 * kUnit, scores, ties);
     arithmetic.weight_step = 0;
