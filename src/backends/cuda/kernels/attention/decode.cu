@@ -102,13 +102,13 @@ struct Ahead {
 };
 
 // What a warp copies, slice by slice, in the order it will be used: keys of a tile, then its values.
-template <int D, typename Forms, bool kExact, int kSlots>
+template <int D, typename Forms, bool kExact, bool kSmall, int kSlots>
 struct Copier {
-  using Tile = Tiles<D, kExact, !kExact>;
+  using Tile = Tiles<D, kExact, kSmall>;
   using Mine = Warp<D, terms_of<Forms>()>;
   const Mine& warp;
   Forms forms;
-  Ahead<D, kExact, !kExact> ahead;
+  Ahead<D, kExact, kSmall> ahead;
   uint32_t k_to, v_to;       // where this lane's pieces lie in a slot
   uint32_t k_from, v_from;   // and in the rows of a page
   int step, count;           // its next slice of a tile, after `count` of keys those of values
@@ -203,11 +203,11 @@ __device__ __forceinline__ void mix(const Warp<D, kTerms>& warp, const Forms& fo
 // When the step has one row, the first tile may be copied before: earlier launches of the step write the
 // query's own page only (pages are encoded by the last), and a step's first launch begins when the step
 // before has ended, so that any other page is as it will stay. What is copied early never leaves that tile.
-template <int D, bool kExact, int kSlots, int kTerms, typename Forms, typename Prepare>
+template <int D, bool kExact, bool kSmall, int kSlots, int kTerms, typename Forms, typename Prepare>
 __device__ __forceinline__ void run_pass(const Warp<D, kTerms>& warp, const Forms& forms, int split,
                                          const Prepare& prepare, uint32_t (&q)[8 * kTerms][2], bool& base,
                                          Sums& sums) {
-  using Copies = Copier<D, Forms, kExact, kSlots>;
+  using Copies = Copier<D, Forms, kExact, kSmall, kSlots>;
   // What is copied early is of one tile: where tiles are small a team has one.
   static_assert(kSlots >= 1 && kSlots <= 2 * Copies::Tile::kChunks);
   typename Copies::Tile tiles(warp, split);
@@ -345,6 +345,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int split = int(blockIdx.x);
   const int64_t first_part = (int64_t(warp.out_row) * a.n_head + warp.first_head) * a.n_splits + split;
   constexpr bool kSteady = Forms::kFixed && coded(known_form<Forms>());
+  // Whole tiles have a loop of their own: q8_0 takes 5 to 13 % less time, tbq4_0 4 %, q4_0 4 % more.
+  constexpr bool kLengthKnown = Forms::kFixed && known_form<Forms>() != KvForm::kQ4_0;
   if (!has_work<D, !kSteady>(warp, split)) {
     wait_for_inputs();
     if (threadIdx.x < unsigned(warp.n_heads)) {
@@ -383,11 +385,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kSteady) {
     static_assert(kSlots == 2 * kTeam);
     run_steady_pass<D, kForm>(warp, split, prepare, q, base, sums);
+  } else if (kLengthKnown && warp.unit == kTeam) {
+    run_pass<D, false, false, kSlots>(warp, forms, split, prepare, q, base, sums);
   } else {
-    run_pass<D, false, kSlots>(warp, forms, split, prepare, q, base, sums);
+    run_pass<D, false, true, kSlots>(warp, forms, split, prepare, q, base, sums);
   }
   if constexpr (!Forms::kFixed || open_page(kForm))
-    run_pass<D, true, Forms::kFixed ? 2 : 1>(
+    run_pass<D, true, false, Forms::kFixed ? 2 : 1>(
         warp, Known<KvForm::kF16, KvForm::kF16>{}, split, [] {}, q, base, sums);
   leave_parts<D>(warp, first_part, sums);
 }

@@ -150,13 +150,13 @@ void merge_decode(const Launch& how, const AttentionArgs& args) {
   const bool wide = basis_of(args.kv.v_form) == KvBasis::kHeadWide;
   with_head_size<128, 256, 512>("attention merge", args.kv.head_dim, [&](auto size) {
     constexpr int D = size.value;
-    const bool few = args.n_splits <= kAhead * Merge<D>::kGroups;
+    // Of 128 values a block is the head, however many parts.
+    const bool few = D == 128 || args.n_splits <= kAhead * Merge<D>::kGroups;
     const dim3 grid(unsigned(args.n_head * (few ? 1 : D / 128)), unsigned(args.n_rows));
-    launch(how, grid, dim3(32 * kWarps), 0,
-           few    ? wide ? merge_kernel<D, D, true> : merge_kernel<D, D, false>
-              : wide ? merge_cluster_kernel<D>
-                  : merge_kernel<D, 128, false>,
-           args);
+    auto kernel = wide ? merge_kernel<D, D, true> : merge_kernel<D, D, false>;
+    if constexpr (D > 128)
+      if (!few) kernel = wide ? merge_cluster_kernel<D> : merge_kernel<D, 128, false>;
+    launch(how, grid, dim3(32 * kWarps), 0, kernel, args);
   });
 }
 
