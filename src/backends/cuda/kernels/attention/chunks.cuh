@@ -28,10 +28,12 @@ __device__ __forceinline__ int piece_place(int r, int p) {
     if constexpr (F == KvForm::kF32) return p ^ (r & 3);
     if constexpr (F == KvForm::kQ8_0) return p ^ ((r & 3) << 1);
     if constexpr (F == KvForm::kTbq4H || F == KvForm::kTbq4_0 || step_form(F)) return p ^ (r & 2);
+    if constexpr (F == KvForm::kTbq3Ht) return p ^ (r >> 1 & 1);
   } else {
     if constexpr (F == KvForm::kF16 || F == KvForm::kBf16) return p ^ (p >> 3 & 1) ^ ((r & 1) << 1);
     if constexpr (F == KvForm::kF32) return p ^ (p >> 3) ^ ((r & 1) << 2);
     if constexpr (F == KvForm::kQ8_0) return p ^ (r & 1);
+    if constexpr (F == KvForm::kTbq3Ht) return p ^ (r >> 1 & 3);
   }
   return p;
 }

@@ -56,25 +56,20 @@ __device__ __forceinline__ TilePlace find_tile(const Warp<D, kTerms>& warp, cons
   const int key = tiles.first_key() % kPage;
   return {k_region + key * (D / 8 * code_bits(forms.k)), v_region + key * (D / 8 * code_bits(forms.v))};
 }
-// Scales of the keys whose weights this warp finds, and of their values.
-struct TileScales {
-  __half k[2], v[2];
-};
+// Of the keys whose weights this warp finds, g and g + 8, and their values, bits of a scale in f16: in lane
+// 4 g + t of key g or, t odd, g + 8, and from t = 2 on of its value. One register, spread by shuffles behind
+// the barrier that follows: a conversion would be waited for before the tile is scored (9 % of the launch).
 template <int D, int kTerms, typename Forms>
-__device__ __forceinline__ TileScales load_scales(const Warp<D, kTerms>& warp, const Forms& forms,
-                                                  const TilePlace& place, const auto& tile) {
-  const int key = tile.first_key() % kPage, own = key + warp.part * kChunkKeys + warp.lane / 4;
-  TileScales to;
-  const auto load = [&](const uint8_t* at, KvForm form, __half(&scale)[2]) {
-    scale[0] = scale[1] = __float2half_rn(block_scales(form) ? kBytesUnit : 1.0f);
-    if (!row_scales(form) || warp.part >= tile.count()) return;
-    const int row = D / 8 * code_bits(form);
-    const __half* from = reinterpret_cast<const __half*>(at + (kPage - key) * row) + own;
-    scale[0] = from[0], scale[1] = from[8];
-  };
-  load(place.k, forms.k, to.k);
-  load(place.v, forms.v, to.v);
-  return to;
+__device__ __forceinline__ uint32_t load_scale(const Warp<D, kTerms>& warp, const Forms& forms,
+                                               const TilePlace& place, const auto& tile) {
+  const bool values = warp.lane & 2;
+  const KvForm form = values ? forms.v : forms.k;
+  if (!row_scales(form) || warp.part >= tile.count())
+    return __half_as_ushort(__float2half_rn(block_scales(form) ? kBytesUnit : 1.0f));
+  const int key = tile.first_key() % kPage, row = D / 8 * code_bits(form);
+  return reinterpret_cast<const uint16_t*>((values ? place.v : place.k) +
+                                           (kPage - key) * row)[key + warp.part * kChunkKeys +
+                                                                warp.lane / 4 + warp.lane % 2 * 8];
 }
 
 // The tile that is copied, and the one after it, whose page is looked up a tile early: its address would
@@ -199,6 +194,17 @@ __device__ __forceinline__ void mix(const Warp<D, kTerms>& warp, const Forms& fo
   });
 }
 
+// The queries that a page is read with; `base`: those of shifted pages. Without a shift nothing is looked at:
+// what was kept in memory took 8 % of q8_0's launch to come back, once a tile.
+template <int D, int kTerms>
+__device__ __forceinline__ void choose_queries(const Warp<D, kTerms>& warp, int page,
+                                               uint32_t (&q)[8 * kTerms][2], bool& base) {
+  if (warp.shift == 0) return;
+  const bool shifted = page >= warp.keep_pages;
+  if (shifted != base) load_queries(warp, shifted, q);
+  base = shifted;
+}
+
 // The team's tiles that are read exactly, or encoded. `prepare`: until then nothing of this step may be read.
 // When the step has one row, the first tile may be copied before: earlier launches of the step write the
 // query's own page only (pages are encoded by the last), and a step's first launch begins when the step
@@ -210,6 +216,7 @@ __device__ __forceinline__ void run_pass(const Warp<D, kTerms>& warp, const Form
   using Copies = Copier<D, Forms, kExact, kSmall, kSlots>;
   // What is copied early is of one tile: where tiles are small a team has one.
   static_assert(kSlots >= 1 && kSlots <= 2 * Copies::Tile::kChunks);
+  constexpr bool kLoaded = !Forms::kFixed || row_scales(known_form<Forms>());
   typename Copies::Tile tiles(warp, split);
   const int count = tiles.count();
   if (kExact && !tiles.more()) return;
@@ -222,18 +229,16 @@ __device__ __forceinline__ void run_pass(const Warp<D, kTerms>& warp, const Form
   }
 #pragma unroll 1
   for (; tiles.more(); tiles.next(warp)) {
-    const bool shifted = warp.shift != 0 && tiles.page() >= warp.keep_pages;
-    if (shifted != base) load_queries(warp, shifted, q);
-    base = shifted;
+    choose_queries(warp, tiles.page(), q, base);
     float own[4] = {};
-    const TileScales scales = load_scales(warp, forms, copies.place, tiles);
+    const uint32_t scale = load_scale(warp, forms, copies.place, tiles);
 #pragma unroll 1
     for (int step = 0; step < 2 * count; ++step) {
       copies.wait();
       if (step < count) {
         score(warp, forms, copies.slot, step, q, own);
       } else {
-        if (step == count) weigh_tile<D>(warp, tiles, own, scales.k, scales.v, sums);
+        if (step == count) weigh_tile<D, kLoaded>(warp, tiles, own, scale, sums);
         mix(warp, forms, copies.slot, step - count, sums);
       }
       copies.release();
@@ -319,14 +324,12 @@ __device__ __forceinline__ void run_steady_pass(const Warp<D>& warp, int split, 
   }
 #pragma unroll 1
   for (; tiles.more(); tiles = steady.ahead.tile) {
-    const bool shifted = warp.shift != 0 && tiles.page() >= warp.keep_pages;
-    if (shifted != base) load_queries(warp, shifted, q);
-    base = shifted;
+    choose_queries(warp, tiles.page(), q, base);
     float own[4] = {};
-    const TileScales scales = load_scales(warp, Known<F, F>{}, steady.place, tiles);
+    const uint32_t scale = load_scale(warp, Known<F, F>{}, steady.place, tiles);
     steady.next();
     steady.score_tile(q, own);
-    weigh_tile<D>(warp, tiles, own, scales.k, scales.v, sums);
+    weigh_tile<D, true>(warp, tiles, own, scale, sums);
     steady.mix_tile(sums);
   }
   wait_copies<0>();

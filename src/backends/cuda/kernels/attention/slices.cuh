@@ -4,8 +4,8 @@
 //   values: holds values 16 g .. 16 g + 15 of keys t, t + 8, t + 4, t + 12; product j takes 2 j and 2 j + 1
 // which are whole runs of codes. Levels of codes come from a table of 256 rows of 256 bytes in which every
 // lane has a place of its own, so that 32 lanes never meet in a bank: row = a byte of codes, so that one
-// byte permute makes an address. Of a trellis type a table of pairs is indexed by the window of the stream
-// that ends with the second value.
+// byte permute makes an address. So it is with the levels of a 3-bit trellis, by the nine bits of the stream
+// that end with a value; other trellis types have a table of pairs, by the window that ends with the second.
 #pragma once
 #include "backends/cuda/kernels/attention/chunks.cuh"
 
@@ -22,7 +22,7 @@ struct Slice {
   static constexpr int kBits = code_bits(F);
   // Pieces of 16 bytes of a row; a trellis row begins with the piece in front of its codes.
   static constexpr int kBefore = is_trellis(F) ? 1 : 0, kPieces = kBits + kBefore;
-  static constexpr int kStride = F == KvForm::kTbq3Ht ? 80 : 16 * kPieces;
+  static constexpr int kStride = 16 * kPieces;
   // Behind the rows: 8 bytes of scales a key, of q5_0 16 of fifth bits.
   static constexpr int kScalesAt = kChunkKeys * kStride, kHighAt = kScalesAt + kChunkKeys * 8;
   static constexpr int kBytes = !block_scales(F)     ? kScalesAt
@@ -39,9 +39,8 @@ struct Slice {
 constexpr int query_terms(KvForm form) { return wide_form(form) ? 2 : 1; }
 // Bytes of a type's table, and what its address must be a multiple of.
 __host__ __device__ constexpr int table_bytes(KvForm form) {
-  return is_trellis(form)                 ? (code_bits(form) == 2   ? 4096
-                                             : code_bits(form) == 3 ? 16384
-                                                                    : 32768)
+  return form == KvForm::kTbq2Ht          ? 4096
+         : form == KvForm::kTbq4Ht        ? 32768
          : coded(form) || book_form(form) ? 65536
                                           : 0;
 }
@@ -96,7 +95,18 @@ __device__ __forceinline__ void copy_block_scales(uint32_t slot, const uint8_t* 
 template <KvForm F>
 __device__ __forceinline__ void fill_table(uint32_t table, int d) {
   constexpr int b = code_bits(F);
-  if constexpr (is_trellis(F)) {
+  if constexpr (F == KvForm::kTbq3Ht) {
+    // Eight threads a row, 16 bytes each.
+    constexpr int kRows = 512;
+#pragma unroll 8
+    for (int row = int(threadIdx.x) / 8; row < kRows; row += int(blockDim.x) / 8) {
+      const uint32_t level = kTrellisLevels.b3[row];
+      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(table + row * 128 +
+                                                                 int(threadIdx.x) % 8 * 16),
+                   "r"(level)
+                   : "memory");
+    }
+  } else if constexpr (is_trellis(F)) {
     const uint8_t* from = reinterpret_cast<const uint8_t*>(kTrellisPairs<b>.pair);
     for (int i = int(threadIdx.x) * 16; i < table_bytes(F); i += int(blockDim.x) * 16) {
       const uint4 v = *reinterpret_cast<const uint4*>(from + i);
@@ -170,17 +180,34 @@ __device__ __forceinline__ uint32_t stream_bits(const uint32_t* w, int from, int
   if (r + count > 32) return __funnelshift_r(w[word], w[word + 1], r - to);
   return r >= to ? w[word] >> (r - to) : w[word] << (to - r);
 }
-// Levels of values 2 p and 2 p + 1 of a run of codes; w: the word before the run, then the run.
+// Of a trellis type, w: the word before a run of codes, then the run. 3 bits: the level of value i; mine: the
+// lane's place in the first row of the table.
+__device__ __forceinline__ uint32_t load_state(const uint32_t* w, int i, uint32_t mine) {
+  return load_table((stream_bits(w, 26 + 3 * i, 9, 7) & 0xff80u) | mine);
+}
+// Others: levels of values 2 p and 2 p + 1.
 template <int b>
 __device__ __forceinline__ uint32_t load_trellis(const uint32_t* w, int p, uint32_t table) {
   if constexpr (b == 4) {
     const int from = 24 + 8 * p;
     const uint32_t codes = (stream_bits(w, from + 4, 12, 2) & 0x3ffcu) | table;
     return load_table((stream_bits(w, from, 1, 14) & 0x4000u) | codes);
+  } else if constexpr (b == 3) {
+    return __byte_perm(load_state(w, 2 * p, table), load_state(w, 2 * p + 1, table), 0x5410);
   } else {
-    constexpr int kWindow = b == 3 ? 12 : 10;
-    return load_table((stream_bits(w, 26 + 2 * b * p, kWindow, 2) & (((1u << kWindow) - 1) << 2)) | table);
+    return load_table((stream_bits(w, 26 + 4 * p, 10, 2) & (1023u << 2)) | table);
   }
+}
+// What load_trellis() takes for its table.
+template <int b>
+__device__ __forceinline__ uint32_t trellis_place(uint32_t table, int lane) {
+  return b == 3 ? table + lane * 4 : table;
+}
+// Word i of row r of a 3-bit trellis slice, the piece before the codes first: piece_place() keeps words whole.
+template <bool kValues>
+__device__ __forceinline__ uint32_t trellis_word(uint32_t slot, int r, int i) {
+  return slot + r * Slice<KvForm::kTbq3Ht>::kStride + piece_place<KvForm::kTbq3Ht, kValues>(r, i >> 2) * 16 +
+         (i & 3) * 4;
 }
 
 // ---- keys ----
@@ -197,6 +224,9 @@ __device__ __forceinline__ void read_key_codes(uint32_t slot, int r, int t, uint
   } else if constexpr (b == 2) {
     const uint2 v = load_shared2(at);
     x[0] = v.x, x[1] = v.y;
+  } else if constexpr (is_trellis(F)) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) x[i] = load_shared(trellis_word<false>(slot, r, 4 + 3 * t + i));
   } else {
 #pragma unroll
     for (int i = 0; i < 3; ++i) x[i] = load_shared(at + 4 * i);
@@ -213,15 +243,17 @@ __device__ __forceinline__ void score_codes(uint32_t slot, const uint32_t (&q)[8
   read_key_codes<F>(slot, g, t, x);
   read_key_codes<F>(slot, g + 8, t, y);
   if constexpr (is_trellis(F)) {
-    const uint32_t before = slot + g * Slice<F>::kStride + 12 + t * (4 * b);
+    const uint32_t before =
+        b == 3 ? trellis_word<false>(slot, g, 3 + 3 * t) : slot + g * Slice<F>::kStride + 12 + t * (4 * b);
+    const uint32_t place = trellis_place<b>(table, lane);
     uint32_t w[5], z[5];
     w[0] = load_shared(before), z[0] = load_shared(before + 8 * Slice<F>::kStride);
 #pragma unroll
     for (int i = 0; i < b; ++i) w[i + 1] = x[i], z[i + 1] = y[i];
 #pragma unroll
     for (int n = 0; n < 8; ++n)
-      product(s[n % 2], load_trellis<b>(w, 2 * n, table), load_trellis<b>(z, 2 * n, table),
-              load_trellis<b>(w, 2 * n + 1, table), load_trellis<b>(z, 2 * n + 1, table), q[n][0], q[n][1]);
+      product(s[n % 2], load_trellis<b>(w, 2 * n, place), load_trellis<b>(z, 2 * n, place),
+              load_trellis<b>(w, 2 * n + 1, place), load_trellis<b>(z, 2 * n + 1, place), q[n][0], q[n][1]);
   } else if constexpr (b == 4) {
     const uint32_t mine = table + lane * 4;
 #pragma unroll
@@ -378,9 +410,11 @@ __device__ __forceinline__ void score_slice(uint32_t slot, const uint32_t (&q)[8
 // This lane's k-th key: (0, 1) and (2, 3) are the pairs of a product.
 __device__ __forceinline__ int key_of(int t, int k) { return t + k % 2 * 8 + k / 2 * 4; }
 
-// Of a trellis row: this lane's run of 16 codes and the word before it.
-template <int b>
-__device__ __forceinline__ void read_run(uint32_t row, int g, uint32_t (&w)[4]) {
+// Of row r of a trellis type: this lane's run of 16 codes and the word before it.
+template <KvForm F>
+__device__ __forceinline__ void read_run(uint32_t slot, int r, int g, uint32_t (&w)[4]) {
+  constexpr int b = code_bits(F);
+  const uint32_t row = slot + r * Slice<F>::kStride;
   if constexpr (b == 4) {
     const uint32_t at = row + 16 + g * 8;
     const uint2 v = load_shared2(at);
@@ -389,8 +423,10 @@ __device__ __forceinline__ void read_run(uint32_t row, int g, uint32_t (&w)[4]) 
     const uint32_t at = row + 12 + g * 4;
     w[0] = load_shared(at), w[1] = load_shared(at + 4), w[2] = 0;
   } else {
-    const uint32_t at = row + 12 + g / 2 * 12 + g % 2 * 4, skip = g % 2 * 16;
-    const uint32_t a = load_shared(at), c = load_shared(at + 4), d = load_shared(at + 8);
+    const int at = 3 + g / 2 * 3 + g % 2, skip = g % 2 * 16;
+    const uint32_t a = load_shared(trellis_word<true>(slot, r, at)),
+                   c = load_shared(trellis_word<true>(slot, r, at + 1)),
+                   d = load_shared(trellis_word<true>(slot, r, at + 2));
     w[0] = __funnelshift_r(a, c, skip), w[1] = __funnelshift_r(c, d, skip), w[2] = d >> skip;
   }
   w[3] = 0;
@@ -404,14 +440,22 @@ __device__ __forceinline__ void mix_trellis(uint32_t slot, const uint32_t (&w)[2
   const int g = lane / 4, t = lane % 4;
   uint32_t x[4][4];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) read_run<b>(slot + key_of(t, k) * Slice<F>::kStride, g, x[k]);
+  for (int k = 0; k < 4; ++k) read_run<F>(slot, key_of(t, k), g, x[k]);
+  const uint32_t mine = trellis_place<b>(table, lane);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    uint32_t l[4];
+    if constexpr (b == 3) {
+      const auto pair = [&](int k, int i) {
+        return __byte_perm(load_state(x[k], i, mine), load_state(x[k + 1], i, mine), 0x5410);
+      };
+      product(out[j], pair(0, 2 * j), pair(0, 2 * j + 1), pair(2, 2 * j), pair(2, 2 * j + 1), w[0], w[1]);
+    } else {
+      uint32_t l[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) l[k] = load_trellis<b>(x[k], j, table);
-    product(out[j], __byte_perm(l[0], l[1], 0x5410), __byte_perm(l[0], l[1], 0x7632),
-            __byte_perm(l[2], l[3], 0x5410), __byte_perm(l[2], l[3], 0x7632), w[0], w[1]);
+      for (int k = 0; k < 4; ++k) l[k] = load_trellis<b>(x[k], j, mine);
+      product(out[j], __byte_perm(l[0], l[1], 0x5410), __byte_perm(l[0], l[1], 0x7632),
+              __byte_perm(l[2], l[3], 0x5410), __byte_perm(l[2], l[3], 0x7632), w[0], w[1]);
+    }
   }
 }
 // Scales of keys (t, t + 8) and (t + 4, t + 12) for this lane's values.

@@ -102,6 +102,7 @@ constexpr int slots_of(KvForm form, int ring, int team) {
                     : form == KvForm::kTbq3H  ? Slice<KvForm::kTbq3H>::kBytes
                     : form == KvForm::kTbq4H  ? Slice<KvForm::kTbq4H>::kBytes
                     : form == KvForm::kTbq2Ht ? Slice<KvForm::kTbq2Ht>::kBytes
+                    : form == KvForm::kTbq3Ht ? Slice<KvForm::kTbq3Ht>::kBytes
                                               : Slice<KvForm::kTbq4Ht>::kBytes;
   return std::min(2 * team, ring / bytes);
 }
@@ -381,11 +382,11 @@ struct Tiles<D, true, false> {
   __device__ __forceinline__ int page() const { return at_page; }
 };
 
-// Weights of this warp's keys of a tile from its own share of their scores and the team's.
-template <int D, int kTerms>
+// Weights of this warp's keys of a tile from its own share of their scores and the team's. `scale`: as
+// load_scale() left it, where kLoaded; else of all keys and values.
+template <int D, bool kLoaded, int kTerms>
 __device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, const auto& tile,
-                                           const float (&own)[4], const __half (&k_scale)[2],
-                                           const __half (&v_scale)[2], Sums& sums) {
+                                           const float (&own)[4], uint32_t scale, Sums& sums) {
   constexpr int kTeam = Warp<D>::kTeam;
   const AttentionArgs& a = warp.a;
   float x[4], weight[2];
@@ -400,10 +401,16 @@ __device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, const au
       x[2] += __uint_as_float(share.z), x[3] += __uint_as_float(share.w);
     }
   }
+  float scales[4];  // of this lane's keys, then of their values
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = kLoaded ? __shfl_sync(~0u, scale, (warp.lane & ~3) + i) : scale;
+    scales[i] = __half2float(__ushort_as_half(uint16_t(bits)));
+  }
   const int key = tile.first_key() + warp.part * kChunkKeys + warp.lane / 4;
   const float unit = a.softcap > 0 ? __fdividef(a.scale, a.softcap) : a.scale * kLog2E;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) x[e] *= __half2float(k_scale[e / 2]) * unit;
+  for (int e = 0; e < 4; ++e) x[e] *= scales[e / 2] * unit;
   if (a.softcap > 0)
 #pragma unroll
     for (int e = 0; e < 4; ++e) x[e] = a.softcap * kLog2E * tanh_fast(x[e]);
@@ -411,7 +418,7 @@ __device__ __forceinline__ void weigh_tile(const Warp<D, kTerms>& warp, const au
   for (int i = 0; i < 2; ++i) {
     const int pos = key + 8 * i;
     const bool seen = pos >= warp.first_pos && pos <= warp.pos && warp.part < tile.count();
-    weight[i] = seen ? __half2float(v_scale[i]) : 0.0f;
+    weight[i] = seen ? scales[2 + i] : 0.0f;
     x[2 * i] = seen ? x[2 * i] : -INFINITY;
     x[2 * i + 1] = seen ? x[2 * i + 1] : -INFINITY;
   }
