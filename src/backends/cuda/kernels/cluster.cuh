@@ -19,14 +19,30 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 // `p` in shared memory of the cluster's block `rank`.
+__device__ __forceinline__ uint32_t remote_address(const float* p, int rank) {
+  uint32_t at = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
+#endif
+  return at;
+}
 __device__ __forceinline__ float load_remote(const float* p, int rank) {
   float v = 0;
 #if __CUDA_ARCH__ >= 900
-  uint32_t at;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(remote_address(p, rank)) : "memory");
 #endif
   return v;
+}
+__device__ __forceinline__ void load_remote(const float* p, int rank, float (&v)[1]) {
+  v[0] = load_remote(p, rank);
+}
+__device__ __forceinline__ void load_remote(const float* p, int rank, float (&v)[2]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(v[0]), "=f"(v[1])
+               : "r"(remote_address(p, rank))
+               : "memory");
+#endif
 }
 
 }  // namespace kvasir::cuda

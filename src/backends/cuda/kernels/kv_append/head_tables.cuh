@@ -48,6 +48,12 @@ __device__ __forceinline__ float flip_sign(int side, int i, float v) {
   return __uint_as_float(__float_as_uint(v) ^ (((kHeadTables.signs[side][i / 32] >> (i % 32)) & 1u) << 31));
 }
 
+template <int D>
+inline constexpr float kHeadNorm = D == 64    ? 0.125f
+                                   : D == 128 ? 0.08838834764831845f
+                                   : D == 256 ? 0.0625f
+                                              : 0.04419417382415922f;
+
 // H_E x of a lane's own values. Loops of known length: others stay loops at 16 values, and x in memory.
 template <int E>
 __device__ __forceinline__ void lane_hadamard(float (&x)[E]) {
@@ -62,49 +68,52 @@ __device__ __forceinline__ void lane_hadamard(float (&x)[E]) {
     }
 }
 
+// A step of the transform between lanes that are `o` apart. A product with 1 or -1 and a sum round once.
+template <int E>
+__device__ __forceinline__ void exchange(float (&x)[E], int lane, int o) {
+  const float sign = (lane & o) ? -1.0f : 1.0f;
+#pragma unroll
+  for (int i = 0; i < E; ++i) x[i] = __fmaf_rn(sign, x[i], __shfl_xor_sync(~0u, x[i], o));
+}
+
 // H_d x / sqrt(d) of a head spread over a warp: lane l holds values l * E .. l * E + E - 1. Adds in the
 // scalar codec's order.
 template <int E>
 __device__ __forceinline__ void warp_hadamard(float (&x)[E], int lane) {
   lane_hadamard(x);
 #pragma unroll
-  for (int o = 1; o < 32; o *= 2)
+  for (int o = 1; o < 32; o *= 2) exchange(x, lane, o);
 #pragma unroll
-    for (int i = 0; i < E; ++i) {
-      const float other = __shfl_xor_sync(~0u, x[i], o);
-      x[i] = (lane & o) ? __fsub_rn(other, x[i]) : __fadd_rn(x[i], other);
-    }
-  constexpr float kNorm = E == 2   ? 0.125f
-                          : E == 4 ? 0.08838834764831845f
-                          : E == 8 ? 0.0625f
-                                   : 0.04419417382415922f;
-#pragma unroll
-  for (int i = 0; i < E; ++i) x[i] = __fmul_rn(x[i], kNorm);
+  for (int i = 0; i < E; ++i) x[i] = __fmul_rn(x[i], kHeadNorm<32 * E>);
 }
 
+// Signs of E values from `first` on, which lie in one word: bit i of value i.
+template <int E>
+__device__ __forceinline__ uint32_t signs_from(int side, int first) {
+  return kHeadTables.signs[side][first / 32] >> (first % 32);
+}
+template <int E>
+__device__ __forceinline__ void flip_signs(uint32_t signs, float (&x)[E]) {
+#pragma unroll
+  for (int i = 0; i < E; ++i)
+    x[i] = __uint_as_float(__float_as_uint(x[i]) ^ (signs << (31 - i) & 0x80000000u));
+}
 template <int E>
 __device__ __forceinline__ void warp_rotate(int side, float (&x)[E], int lane) {
-#pragma unroll
-  for (int i = 0; i < E; ++i) x[i] = flip_sign(side, lane * E + i, x[i]);
+  flip_signs(signs_from<E>(side, lane * E), x);
   warp_hadamard(x, lane);
 }
 template <int E>
 __device__ __forceinline__ void warp_unrotate(int side, float (&x)[E], int lane) {
   warp_hadamard(x, lane);
-#pragma unroll
-  for (int i = 0; i < E; ++i) x[i] = flip_sign(side, lane * E + i, x[i]);
+  flip_signs(signs_from<E>(side, lane * E), x);
 }
 
 // H x / sqrt(block) of every block of a head (32 or 128 values; the head is a multiple), as warp_hadamard.
 template <int E>
 __device__ __forceinline__ void warp_block_hadamard(int block, float (&x)[E], int lane) {
   lane_hadamard(x);
-  for (int o = 1; o < block / E; o *= 2)
-#pragma unroll
-    for (int i = 0; i < E; ++i) {
-      const float other = __shfl_xor_sync(~0u, x[i], o);
-      x[i] = (lane & o) ? __fsub_rn(other, x[i]) : __fadd_rn(x[i], other);
-    }
+  for (int o = 1; o < block / E; o *= 2) exchange(x, lane, o);
   const float norm = block == 32 ? 0.1767766952966369f : 0.08838834764831845f;
 #pragma unroll
   for (int i = 0; i < E; ++i) x[i] = __fmul_rn(x[i], norm);

@@ -4,7 +4,7 @@
 #include "backends/cuda/kernels/kv_append/fits.cuh"
 #include "backends/cuda/kernels/kv_forms/load.cuh"
 #include "backends/cuda/kernels/mma.cuh"
-#include "backends/cuda/kernels/near/near.h"
+#include "backends/cuda/kernels/near/heads.cuh"
 
 namespace kvasir::cuda {
 namespace {
@@ -274,148 +274,111 @@ __device__ __forceinline__ void load_levels(const NearArgs& a, S& shared) {
   }
 }
 
-// What a warp makes: a query head of this KV head, or the new key or value.
-struct Made {
-  const HeadJob* job;  // null: ready already
-  int side;            // below 0: a query
-  int head;            // of its kind
-};
-__device__ __forceinline__ Made find_made(const NearArgs& a, int kv_head, int warp) {
-  const int side = max(warp - kHeads, -1);
-  Made made{nullptr, side, side < 0 ? kv_head * (a.n_head / a.kv.n_kv) + warp : kv_head};
-  for (int j = 0; j < a.heads.n_jobs; ++j)
-    if (a.heads.jobs[j].side == side) made.job = &a.heads.jobs[j];
-  return made;
-}
-
-template <int E>
-__device__ __forceinline__ void load_floats(const float* from, float (&v)[E]) {
-  if constexpr (E == 2) {
-    const float2 x = *reinterpret_cast<const float2*>(from);
-    v[0] = x.x, v[1] = x.y;
-  } else {
+// A made row of the queries (of a head), keys or values into shared memory; a new key or value also into
+// `cache`. True when the cache can hold it.
+template <typename S>
+__device__ __forceinline__ bool store_made(const NearArgs& a, const float (&x)[2][S::kDim / 64], bool query,
+                                           int side, int lane, __half* to, __half* cache, S& shared) {
+  using Forms = typename S::Forms;
+  constexpr int H = S::kDim / 64;
+  constexpr bool kBf16 = Forms::kForm == KvForm::kBf16;
+  constexpr uint32_t kExponent = kBf16 ? 0x7f80u : 0x7c00u;
+  uint32_t h[2][(H + 1) / 2];
+  bool finite = true, doubtful = false;
 #pragma unroll
-    for (int i = 0; i < E; i += 4) {
-      const float4 x = *reinterpret_cast<const float4*>(from + i);
-      v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
+  for (int half = 0; half < 2; ++half) {
+    const int at = 32 * H * half + lane * H;
+    pack_row<kBf16>(x[half], h[half]);
+    store_words<H>(to + at, h[half]);
+    if (cache) store_words<H>(cache + at, h[half]);
+#pragma unroll
+    for (int i = 0; i < H; ++i) {
+      finite &= (h[half][i / 2] >> (16 * (i % 2)) & kExponent) != kExponent;
+      doubtful |= fabsf(x[half][i]) > kAlwaysFits;
+    }
+    if constexpr (S::kTerms == 2) {
+#pragma unroll
+      for (int i = 0; i < H; i += 2) h[half][i / 2] = bf16_rest(h[half][i / 2], x[half][i], x[half][i + 1]);
+      if (query) store_words<H>(to + int(sizeof(shared.q[0]) / sizeof(__half)) + at, h[half]);
     }
   }
-}
-
-// A head by a warp: RMS norm, turn, rotation. Lane l holds values l * E .. l * E + E - 1; `x`: weights of the
-// norm when it begins.
-template <typename Forms, int E>
-__device__ __forceinline__ void make_head(const HeadJob& job, int side, KvBasis basis, const float* in,
-                                          int step_row, int lane, float (&x)[E]) {
-  float v[E], c[E], s[E], sum = 0;
-  const int away = job.turns ? job.half / E : 16;  // lanes
-  const bool upper = lane >= away;
-  const int partner = upper ? lane - away : lane + away, pair0 = (upper ? partner : lane) * E;
-  const float* turns = job.turns + int64_t(step_row) * 2 * job.n_pairs;
-  load_floats(in, v);
-#pragma unroll
-  for (int i = 0; i < E; ++i) {
-    const bool turned = job.turns && pair0 + i < job.n_pairs;
-    c[i] = turned ? turns[pair0 + i] : 1.0f;
-    s[i] = turned ? turns[job.n_pairs + pair0 + i] : 0.0f;
+  if (!cache) return true;
+  if (const KvForm form = Forms::of(a, side);
+      open_page(form) && __any_sync(~0u, doubtful) && __all_sync(~0u, finite)) {
+    __syncwarp();
+    finite = stored_row_fits(form, cache, S::kDim, lane, shared.codes[side]);
   }
-#pragma unroll
-  for (int i = 0; i < E; ++i) sum += v[i] * v[i];
-  const float inverse = job.norm ? rsqrtf(warp_sum(sum) * (1.0f / (32 * E)) + job.eps) * job.scale : 1.0f;
-#pragma unroll
-  for (int i = 0; i < E; ++i) x[i] *= v[i] * inverse;
-#pragma unroll
-  for (int i = 0; i < E; ++i) {
-    const float other = __shfl_sync(~0u, x[i], partner);
-    x[i] = x[i] * c[i] + (upper ? other * s[i] : -other * s[i]);
-  }
-  if (basis == KvBasis::kHeadWide)
-    warp_rotate(side, x, lane);
-  else if constexpr (Forms::kKnown)
-    warp_to_basis(basis, 0, x, lane);
+  return finite;
 }
 
 // The heads of this step: queries for every block; the new key and value where its place is, and into the
-// cache.
+// cache. Warps below kHeads make a query head each, the next two the key and the value.
 template <typename S>
 __device__ __forceinline__ void make_heads(const NearArgs& a, const Keys& keys, S& shared, int kv_head, int r,
                                            int step_row) {
   using Forms = typename S::Forms;
-  constexpr int D = S::kDim, E = D / 32;
+  constexpr int D = S::kDim, H = D / 64;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, group = a.n_head / a.kv.n_kv;
-  const bool owns = keys.begin <= keys.pos && keys.pos < keys.end;
-  const Made made = find_made(a, kv_head, warp);
-  const bool query = made.side < 0, works = query ? warp < group : owns;
-  float x[E];
-#pragma unroll
-  for (int e = 0; e < E; ++e) x[e] = works ? 1.0f : 0.0f;
-  if (works && made.job && made.job->w)
-#pragma unroll
-    for (int e = 0; e < E; ++e) x[e] = made.job->w[lane * E + e];
-  wait_for_inputs();
-  if (!query && !owns) return;
+  const bool query = warp < kHeads, owns = keys.begin <= keys.pos && keys.pos < keys.end,
+             works = query ? warp < group : owns;
+  const int side = query ? 0 : warp - kHeads, head = query ? kv_head * group + warp : kv_head;
+  const NearJob& job = a.jobs[query ? 0 : side + 1];
+  const bool made = job.in;
+  const HeadPlan<H> plan =
+      plan_head<H>(job, a.q, a.n_head, side, head, r, step_row, works && (query || made), lane);
   const int place = keys.pos - keys.begin, token = keys.pos % kPage;
-  const Region& region = shared.region[keys.page_of(keys.pos)][max(made.side, 0)];
+  const Region& region = shared.region[max(keys.page_of(keys.pos), 0)][side];
   __half* to = query                                        ? shared.q[0][warp]
-               : !made.side                                 ? shared.key(place)
+               : !side                                      ? shared.key(place)
                : S::kFirst < S::kKeys && place >= S::kFirst ? shared.fresh
                                                             : shared.value(place);
-  if (!query && !made.job) {  // another layer stored it, as f16: its page is not full
+  wait_for_inputs();
+  if (!query && !owns) return;
+  if (!query && !made) {  // another layer stored it, as f16: its page is not full
 #pragma unroll 1
     for (int i = lane; i < D / 8; i += 32) copy_async(to + 8 * i, region.data + (token * D + 8 * i) * 2);
     return;
   }
-  if (works && made.job) {
-    const float* in = made.job->in + (int64_t(r) * made.job->n_head + made.head) * D + lane * E;
-    const KvForm form = Forms::of(a, made.side > 0);
-    make_head<Forms>(*made.job, max(made.side, 0), basis_of(form), in, step_row, lane, x);
-  } else if (works) {
-    const float* in = a.q + (int64_t(r) * a.n_head + made.head) * D + lane * E;
-    load_floats(in, x);
+  float x[2][H] = {};
+  if (works) {
+    const KvBasis basis = made ? basis_of(Forms::of(a, side)) : KvBasis::kModel;
+    make_head<H, Forms::kKnown>(plan, basis, side, lane, x);
   }
   __half* cache = query ? nullptr : reinterpret_cast<__half*>(const_cast<uint8_t*>(region.data)) + token * D;
-  bool finite = true, doubtful = false;
-#pragma unroll
-  for (int e = 0; e < E; e += 2) {
-    const uint32_t h = stored_pair<Forms::kForm == KvForm::kBf16>(x[e], x[e + 1]);
-    *reinterpret_cast<uint32_t*>(to + lane * E + e) = h;
-    if constexpr (S::kTerms == 2)
-      if (query)
-        *reinterpret_cast<uint32_t*>(shared.q[1][warp] + lane * E + e) = bf16_rest(h, x[e], x[e + 1]);
-    if (!cache) continue;
-    *reinterpret_cast<uint32_t*>(cache + lane * E + e) = h;
-    constexpr uint32_t kExponent = Forms::kForm == KvForm::kBf16 ? 0x7f80u : 0x7c00u;
-    finite &= (h & kExponent) != kExponent && (h >> 16 & kExponent) != kExponent;
-    doubtful |= fabsf(x[e]) > kAlwaysFits || fabsf(x[e + 1]) > kAlwaysFits;
-  }
-  if (const KvForm form = Forms::of(a, made.side > 0);
-      cache && open_page(form) && __any_sync(~0u, doubtful) && __all_sync(~0u, finite)) {
-    __syncwarp();
-    finite = stored_row_fits(form, cache, D, lane, shared.codes[made.side]);
-  }
-  if (!finite && atomicCAS(a.heads.fault, -1, a.heads.layer) == -1) a.heads.fault[1] = step_row;
+  if (!store_made(a, x, query, side, lane, to, cache, shared) &&
+      atomicCAS(a.heads.fault, -1, a.heads.layer) == -1)
+    a.heads.fault[1] = step_row;
 }
 
-// score[part][key][head]: a warp takes 16 keys over a part of the head.
+// score[part][key][head]: a warp takes 16 keys over a part of the head. Sums of every second pair of products
+// are their own: a product waits for the one whose sums it adds to.
 template <typename S>
 __device__ __forceinline__ void multiply_keys(S& shared, int n) {
   constexpr int kChunks = S::kKeys / 16, kEach = S::kDim / S::kParts;
+  constexpr bool kBf16 = S::Forms::kForm == KvForm::kBf16;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, key0 = warp % kChunks * 16,
             part = warp / kChunks;
   if (warp >= kMathWarps || key0 >= n) return;
-  float s[4] = {};
-#pragma unroll 4
-  for (int k = part * kEach; k < (part + 1) * kEach; k += 16) {
-    uint32_t a[4];
-    load_tiles(a, shared.key(key0 + lane % 16) + k + lane / 16 * 8);
+  float s[4][4] = {};
+  const __half* key = shared.key(key0 + lane % 16) + part * kEach + lane / 16 * 8;
+  const int at = part * kEach + lane / 8 * 8;
+#pragma unroll
+  for (int k = 0; k < kEach; k += 32) {
+    uint32_t a[2][4];
+    load_tiles(a[0], key + k);
+    load_tiles(a[1], key + k + 16);
 #pragma unroll
     for (int term = 0; term < S::kTerms; ++term) {
-      const uint32_t* q = reinterpret_cast<const uint32_t*>(&shared.q[term][lane / 4][k + lane % 4 * 2]);
-      multiply_as<S::Forms::kForm == KvForm::kBf16>(s, a, q[0], q[4]);
+      uint32_t q[4];
+      load_tiles(q, shared.q[term][lane % 8] + at + k);
+      multiply_as<kBf16>(s[k / 16 % 4], a[0], q[0], q[1]);
+      multiply_as<kBf16>(s[k / 16 % 4 + 1], a[1], q[2], q[3]);
     }
   }
-  *reinterpret_cast<float2*>(&shared.score[part][key0 + lane / 4][lane % 4 * 2]) = {s[0], s[1]};
-  *reinterpret_cast<float2*>(&shared.score[part][key0 + lane / 4 + 8][lane % 4 * 2]) = {s[2], s[3]};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s[0][i] = (s[0][i] + s[1][i]) + (s[2][i] + s[3][i]);
+  *reinterpret_cast<float2*>(&shared.score[part][key0 + lane / 4][lane % 4 * 2]) = {s[0][0], s[0][1]};
+  *reinterpret_cast<float2*>(&shared.score[part][key0 + lane / 4 + 8][lane % 4 * 2]) = {s[0][2], s[0][3]};
 }
 
 // Scores or weights of rows that are in units of kUnit; f16 rows are as they are.
@@ -435,12 +398,18 @@ __device__ __noinline__ void apply_units(const Keys& keys, int side, S& shared) 
   }
 }
 
-// A warp a head.
+// The greatest of a warp's values, none of them NaN, as integers of the same order.
+__device__ __forceinline__ float warp_greatest(float v) {
+  const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(v)))));
+}
+
+// A warp a head; what this lane's keys add to the sum of its weights.
 template <typename S>
-__device__ __forceinline__ void softmax(const NearArgs& a, S& shared, int n) {
+__device__ __forceinline__ float softmax(const NearArgs& a, S& shared, int n) {
   constexpr int kKeys = S::kKeys;
   const int head = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  if (head >= kHeads) return;
+  if (head >= kHeads) return 0;
   float s[kKeys / 32], most = -INFINITY, total = 0;
 #pragma unroll
   for (int i = 0; i < kKeys / 32; ++i) {
@@ -456,7 +425,8 @@ __device__ __forceinline__ void softmax(const NearArgs& a, S& shared, int n) {
     }
     most = fmaxf(most, s[i]);
   }
-  most = warp_max(most);
+  most = warp_greatest(most);
+  if (lane == 0) shared.largest[head] = most;
 #pragma unroll
   for (int i = 0; i < kKeys / 32; ++i) {
     const float p = s[i] == -INFINITY ? 0.0f : __expf(s[i] - most);
@@ -470,102 +440,118 @@ __device__ __forceinline__ void softmax(const NearArgs& a, S& shared, int n) {
       weight[0][head][lane + 32 * i] = __float2half_rn(p);
     }
   }
-  total = warp_sum(total);
-  if (lane == 0) shared.largest[head] = most, shared.total[head] = total;
+  return total;
 }
 
-// Sums of values: a warp takes 16 values at a time.
+// Sums of values, 16 of them by a warp at a time and twice that in flight.
 template <typename S>
 __device__ __forceinline__ void multiply_values(S& shared, int n) {
-  constexpr int D = S::kDim;
+  constexpr int D = S::kDim, kStep = 16 * kMathWarps, kAtOnce = D > kStep ? 2 : 1;
+  constexpr bool kBf16 = S::Forms::kForm == KvForm::kBf16;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   if (warp >= kMathWarps) return;
+  const int row = lane / 16 * 8 + lane % 8;
 #pragma unroll 1
-  for (int d = warp * 16; d < D; d += 16 * kMathWarps) {
-    float s[4] = {};
-#pragma unroll 1
-    for (int k = 0; k < n; k += 16) {
-      uint32_t a[4];
-      load_tiles_transposed(a, shared.value(k) + (lane / 16 * 8 + lane % 8) * (D + 8) + d + lane / 8 % 2 * 8);
+  for (int d = warp * 16; d < D; d += kAtOnce * kStep) {
+    float s[kAtOnce][2][4] = {};
 #pragma unroll
-      for (int term = 0; term < S::kTerms; ++term) {
-        const uint32_t* w =
-            reinterpret_cast<const uint32_t*>(&shared.mixed().weight[term][lane / 4][k + lane % 4 * 2]);
-        multiply_as<S::Forms::kForm == KvForm::kBf16>(s, a, w[0], w[4]);
+    for (int k = 0; k < S::kKeys; k += 32) {
+      if (k >= n) break;
+      uint32_t w[S::kTerms][4];
+#pragma unroll
+      for (int term = 0; term < S::kTerms; ++term)
+        load_tiles(w[term], &shared.mixed().weight[term][lane % 8][k + lane / 8 * 8]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (half && k + 16 >= n) break;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          uint32_t a[4];
+          load_tiles_transposed(
+              a, shared.value(k + 16 * half) + row * (D + 8) + d + i * kStep + lane / 8 % 2 * 8);
+#pragma unroll
+          for (int term = 0; term < S::kTerms; ++term)
+            multiply_as<kBf16>(s[i][half], a, w[term][2 * half], w[term][2 * half + 1]);
+        }
       }
     }
-    float* to = shared.mixed().sums[lane % 4 * 2] + d + lane / 4;
-    to[0] = s[0], to[D] = s[1], to[8] = s[2], to[D + 8] = s[3];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float* to = shared.mixed().sums[lane % 4 * 2] + d + i * kStep + lane / 4;
+      to[0] = s[i][0][0] + s[i][1][0], to[D] = s[i][0][1] + s[i][1][1];
+      to[8] = s[i][0][2] + s[i][1][2], to[D + 8] = s[i][0][3] + s[i][1][3];
+    }
   }
 }
 
-// Out of the head-wide basis: value d of the head in thread d % 256, in `x[d / 256]`.
+// Threads that hold the values of a head, kEach following ones each.
+template <int D>
+struct Spread {
+  static constexpr int kEach = D > 256 ? 2 : 1, kThreads = D / kEach, kWarps = kThreads / 32;
+};
+
+// Out of the head-wide basis: within a warp's values, then those of a place in all warps by one thread.
 template <int D, typename S>
-__device__ __forceinline__ void unrotate(float (&x)[(D + 255) / 256], S& shared, float* out) {
-  constexpr int kEach = (D + 255) / 256, kBlocks = D / 32;
+__device__ __forceinline__ void unrotate(float (&x)[Spread<D>::kEach], S& shared, float* out) {
+  constexpr int kEach = Spread<D>::kEach, kWarps = Spread<D>::kWarps, kPart = D / kWarps;
   const int t = int(threadIdx.x);
+  lane_hadamard(x);
 #pragma unroll
-  for (int o = 1; o < 32; o *= 2)
+  for (int o = 1; o < 32; o *= 2) exchange(x, t, o);
+  if (t < Spread<D>::kThreads)
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const float other = __shfl_xor_sync(~0u, x[e], o);
-      x[e] = (t & o) ? other - x[e] : x[e] + other;
-    }
+    for (int e = 0; e < kEach; ++e) shared.mixed().merged[t * kEach + e] = x[e];
+  uint32_t signs = 0;
+  if (t < kPart)
 #pragma unroll
-  for (int e = 0; e < kEach; ++e)
-    if (const int d = t + 256 * e; d < min(D, 256 * (e + 1))) shared.mixed().merged[d] = x[e];
+    for (int i = 0; i < kWarps; ++i)
+      signs |= (kHeadTables.signs[1][(i * kPart + t) / 32] >> (t % 32) & 1u) << i;
   __syncthreads();
-  if (t >= min(D, 256)) return;
-  float v[kBlocks];
+  if (t >= kPart) return;
+  float v[kWarps];
 #pragma unroll
-  for (int j = 0; j < kBlocks; ++j) v[j] = shared.mixed().merged[32 * j + t % 32];
+  for (int i = 0; i < kWarps; ++i) v[i] = shared.mixed().merged[i * kPart + t];
+  lane_hadamard(v);
+  flip_signs(signs, v);
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    const int d = t + 256 * e;
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < kBlocks; ++j) sum += __popc(j & (d / 32)) & 1 ? -v[j] : v[j];
-    constexpr float kNorm = D == 64    ? 0.125f
-                            : D == 128 ? 0.08838834764831845f
-                            : D == 256 ? 0.0625f
-                                       : 0.04419417382415922f;
-    out[d] = flip_sign(1, d, sum * kNorm);
-  }
+  for (int i = 0; i < kWarps; ++i) out[i * kPart + t] = v[i] * kHeadNorm<D>;
 }
 
 // The blocks' sums of one head, in order. Every lane below kRanks finds what one of them counts for.
 template <typename S>
 __device__ __forceinline__ void merge(const NearArgs& a, S& shared, int head, int64_t row) {
   using Forms = typename S::Forms;
-  constexpr int D = S::kDim, kEach = (D + 255) / 256;
+  constexpr int D = S::kDim, kEach = Spread<D>::kEach;
   const int t = int(threadIdx.x), lane = t % 32;
-  const bool counts = lane < kRanks;
+  const bool counts = lane < kRanks, holds = t < Spread<D>::kThreads;
   const float largest = counts ? load_remote(&shared.largest[head], lane) : -INFINITY,
               part = counts ? load_remote(&shared.total[head], lane) : 0.0f;
-  float v[kEach][kRanks];
+  float v[kRanks][kEach];
 #pragma unroll
-  for (int e = 0; e < kEach; ++e)
+  for (int i = 0; i < kRanks; ++i) {
 #pragma unroll
-    for (int i = 0; i < kRanks; ++i)
-      v[e][i] = t < min(D, 256) ? load_remote(shared.mixed().sums[head] + t + 256 * e, i) : 0.0f;
-  const float most = warp_max(largest);
-  float factor = largest == -INFINITY ? 0.0f : __expf(largest - most);
-  const float total = warp_sum(factor * part);
+    for (int e = 0; e < kEach; ++e) v[i][e] = 0;
+    if (holds) load_remote(shared.mixed().sums[head] + t * kEach, i, v[i]);
+  }
+  const float most = warp_greatest(largest);
+  float factor = largest == -INFINITY ? 0.0f : __expf(largest - most), total = factor * part;
+#pragma unroll
+  for (int o = 1; o < kRanks; o *= 2) total += __shfl_xor_sync(~0u, total, o);
   factor = total > 0 ? __fdividef(factor, total) : 0.0f;
   float x[kEach] = {};
 #pragma unroll
   for (int i = 0; i < kRanks; ++i) {
     const float of = __shfl_sync(~0u, factor, i);
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) x[e] += of == 0 ? 0.0f : of * v[e][i];
+    for (int e = 0; e < kEach; ++e) x[e] += of == 0 ? 0.0f : of * v[i][e];
   }
   float* out = a.out + row * D;
   const KvBasis basis = basis_of(Forms::of(a, 1));
   if (basis == KvBasis::kHeadWide) return unrotate<D>(x, shared, out);
-  if (t < min(D, 256))
+  if (holds)
 #pragma unroll
     for (int e = 0; e < kEach; ++e)
-      (basis == KvBasis::kModel ? out : shared.mixed().merged)[t + 256 * e] = x[e];
+      (basis == KvBasis::kModel ? out : shared.mixed().merged)[t * kEach + e] = x[e];
   if (basis == KvBasis::kModel || !Forms::kKnown) return;
   __syncthreads();
   if (t >= 32) return;
@@ -612,12 +598,13 @@ __global__ void KVASIR_CLUSTER(kRanks)
                          step.table_stride, row.pos / kPage, keys.begin / kPage + i / 2, kv_head, i % 2);
   __syncthreads();
   bool in_units = false;
+  float total = 0;
 #pragma unroll 1
   for (int phase = 0;; ++phase) {
     const bool infinite = load_phase(a, keys, phase, in_units ? kUnit : 1.0f, shared);
     if (phase == 0) make_heads(a, keys, shared, kv_head, r, step_row);
     commit_copies();
-    if (phase == S::kPhases - 1 && S::kPhases > 1) softmax(a, shared, n);
+    if (phase == S::kPhases - 1 && S::kPhases > 1) total = softmax(a, shared, n);
     wait_copies<0>();
     if constexpr (Forms::kPlain) {
       __syncthreads();
@@ -632,9 +619,11 @@ __global__ void KVASIR_CLUSTER(kRanks)
     }
     if (phase == S::kPhases - 1) break;
   }
-  if (S::kPhases == 1) softmax(a, shared, n);
+  if (S::kPhases == 1) total = softmax(a, shared, n);
   if (!Forms::kPlain && in_units) apply_units(keys, 1, shared);
   __syncthreads();
+  total = warp_sum(total);
+  if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * kHeads) shared.total[threadIdx.x / 32] = total;
   multiply_values(shared, n);
   __syncthreads();
   cluster_sync();
@@ -710,8 +699,8 @@ bool has_near(const NearArgs& args) {
   if (!(same || (mixes(kv.k_form) && mixes(kv.v_form))) || args.n_head > kHeads * kv.n_kv) return false;
   for (int j = 0; j < args.heads.n_jobs; ++j) {
     const HeadJob& job = args.heads.jobs[j];
-    // Halves that turn are whole lanes, and together the whole head.
-    if (job.turns && job.half * 2 != d) return false;
+    // Halves that turn are together the whole head; cosines are loaded four at a time.
+    if (job.turns && (job.half * 2 != d || job.n_pairs % 4 != 0)) return false;
   }
   return d == 64 || d == 128 || d == 256 || d == 512;
 }
@@ -722,6 +711,10 @@ void attend_near(const Launch& how, const NearArgs& args, const StepView& step) 
   a.region_keys = bytes(true, a.kv.k_form), a.region_each = a.region_keys + bytes(true, a.kv.v_form);
   a.exact_before_values = bytes(open_page(a.kv.k_form), KvForm::kF16);
   a.exact_each = a.exact_before_values + bytes(open_page(a.kv.v_form), KvForm::kF16);
+  for (int j = 0; j < a.heads.n_jobs; ++j) {
+    const HeadJob& job = a.heads.jobs[j];
+    a.jobs[job.side + 1] = {job.in, job.w, job.turns, job.n_head, job.n_pairs, job.eps, job.scale, job.norm};
+  }
   with_head_size<64, 128, 256, 512>("near", a.kv.head_dim, [&](auto size) { run<size.value>(how, a, step); });
 }
 

@@ -10,6 +10,14 @@ namespace kvasir::cuda {
 inline constexpr int kNearKeys = 512;  // that a row sees at most, whatever the cache
 int near_keys(const KvView& kv);       // and of this one: twice as many of some windows
 
+// What the launch reads of a HeadJob; no `in`: nothing to make.
+struct NearJob {
+  const float *in = nullptr, *w = nullptr, *turns = nullptr;
+  int n_head = 0, n_pairs = 0;
+  float eps = 0, scale = 1;
+  bool norm = false;
+};
+
 struct NearArgs {
   HeadArgs
       heads;  // n_jobs 0: `q` is ready; else the queries' job and, for a cache of its own, keys' and values'
@@ -22,6 +30,7 @@ struct NearArgs {
   int region_keys = 0, region_each = 0, exact_before_values = 0,
       exact_each = 0;  // attend_near() fills them in
   float scale = 1, softcap = 0;
+  NearJob jobs[3];  // attend_near(): of queries, keys, values
 };
 
 // Types, head sizes and turns that it takes. The caller sees to the number of keys and to shifts: there is
