@@ -19,8 +19,9 @@ constexpr bool chunk_form(KvForm form) {
   return form == KvForm::kF16 || form == KvForm::kQ8_0 || form == KvForm::kTbq2H || form == KvForm::kTbq3H ||
          form == KvForm::kTbq4H;
 }
-// Where piece p of row r lies in its row, so that the lanes that read at once meet no bank twice. Pieces never
-// leave their line of 128 bytes: those that do are written one at a time, at 3.2 TB/s of f16 instead of 4.6.
+// Where piece p of row r lies in its row, so that the lanes that read at once meet no bank twice. Pieces
+// never leave their line of 128 bytes: those that do are written one at a time, at 3.2 TB/s of f16 instead
+// of 4.6.
 template <KvForm F, bool kValues>
 __device__ __forceinline__ int piece_place(int r, int p) {
   if constexpr (kValues) {

@@ -67,9 +67,9 @@ __device__ __forceinline__ uint32_t load_scale(const Warp<D, kTerms>& warp, cons
   if (!row_scales(form) || warp.part >= tile.count())
     return __half_as_ushort(__float2half_rn(block_scales(form) ? kBytesUnit : 1.0f));
   const int key = tile.first_key() % kPage, row = D / 8 * code_bits(form);
-  return reinterpret_cast<const uint16_t*>((values ? place.v : place.k) +
-                                           (kPage - key) * row)[key + warp.part * kChunkKeys +
-                                                                warp.lane / 4 + warp.lane % 2 * 8];
+  return reinterpret_cast<const uint16_t*>(
+      (values ? place.v : place.k) +
+      (kPage - key) * row)[key + warp.part * kChunkKeys + warp.lane / 4 + warp.lane % 2 * 8];
 }
 
 // The tile that is copied, and the one after it, whose page is looked up a tile early: its address would

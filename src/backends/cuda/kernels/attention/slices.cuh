@@ -4,8 +4,9 @@
 //   values: holds values 16 g .. 16 g + 15 of keys t, t + 8, t + 4, t + 12; product j takes 2 j and 2 j + 1
 // which are whole runs of codes. Levels of codes come from a table of 256 rows of 256 bytes in which every
 // lane has a place of its own, so that 32 lanes never meet in a bank: row = a byte of codes, so that one
-// byte permute makes an address. So it is with the levels of a 3-bit trellis, by the nine bits of the stream
-// that end with a value; other trellis types have a table of pairs, by the window that ends with the second.
+// byte permute makes an address. So it is with the levels of trellises of 2 and 3 bits, by the eight or nine
+// bits of the stream that end with a value; that of 4 bits has a table of pairs, by the window that ends with
+// the second, in which lanes do meet.
 #pragma once
 #include "backends/cuda/kernels/attention/chunks.cuh"
 
@@ -39,10 +40,9 @@ struct Slice {
 constexpr int query_terms(KvForm form) { return wide_form(form) ? 2 : 1; }
 // Bytes of a type's table, and what its address must be a multiple of.
 __host__ __device__ constexpr int table_bytes(KvForm form) {
-  return form == KvForm::kTbq2Ht          ? 4096
-         : form == KvForm::kTbq4Ht        ? 32768
-         : coded(form) || book_form(form) ? 65536
-                                          : 0;
+  return form == KvForm::kTbq2Ht || form == KvForm::kTbq4Ht ? 32768
+         : coded(form) || book_form(form)                   ? 65536
+                                                            : 0;
 }
 
 // ---- copies ----
@@ -95,16 +95,15 @@ __device__ __forceinline__ void copy_block_scales(uint32_t slot, const uint8_t* 
 template <KvForm F>
 __device__ __forceinline__ void fill_table(uint32_t table, int d) {
   constexpr int b = code_bits(F);
-  if constexpr (F == KvForm::kTbq3Ht) {
+  if constexpr (is_trellis(F) && b < 4) {
     // Eight threads a row, 16 bytes each.
-    constexpr int kRows = 512;
 #pragma unroll 8
-    for (int row = int(threadIdx.x) / 8; row < kRows; row += int(blockDim.x) / 8) {
-      const uint32_t level = kTrellisLevels.b3[row];
-      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(table + row * 128 +
-                                                                 int(threadIdx.x) % 8 * 16),
-                   "r"(level)
-                   : "memory");
+    for (int row = int(threadIdx.x) / 8; row < table_bytes(F) / 128; row += int(blockDim.x) / 8) {
+      const uint32_t level = b == 2 ? kTrellisLevels.b2[row] : kTrellisLevels.b3[row];
+      asm volatile(
+          "st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(table + row * 128 + int(threadIdx.x) % 8 * 16),
+          "r"(level)
+          : "memory");
     }
   } else if constexpr (is_trellis(F)) {
     const uint8_t* from = reinterpret_cast<const uint8_t*>(kTrellisPairs<b>.pair);
@@ -180,30 +179,30 @@ __device__ __forceinline__ uint32_t stream_bits(const uint32_t* w, int from, int
   if (r + count > 32) return __funnelshift_r(w[word], w[word + 1], r - to);
   return r >= to ? w[word] >> (r - to) : w[word] << (to - r);
 }
-// Of a trellis type, w: the word before a run of codes, then the run. 3 bits: the level of value i; mine: the
-// lane's place in the first row of the table.
-__device__ __forceinline__ uint32_t load_state(const uint32_t* w, int i, uint32_t mine) {
-  return load_table((stream_bits(w, 26 + 3 * i, 9, 7) & 0xff80u) | mine);
-}
-// Others: levels of values 2 p and 2 p + 1.
+// Of a trellis type, w: the word before a run of codes, then the run. 2 and 3 bits: the level of value i;
+// mine: the lane's place in the first row of the table.
 template <int b>
-__device__ __forceinline__ uint32_t load_trellis(const uint32_t* w, int p, uint32_t table) {
+__device__ __forceinline__ uint32_t load_state(const uint32_t* w, int i, uint32_t mine) {
+  constexpr int kWindow = b == 2 ? 8 : 9;
+  return load_table((stream_bits(w, 26 + b * i, kWindow, 7) & (((1u << kWindow) - 1) << 7)) | mine);
+}
+// Levels of values 2 p and 2 p + 1; place: as trellis_place() says.
+template <int b>
+__device__ __forceinline__ uint32_t load_trellis(const uint32_t* w, int p, uint32_t place) {
   if constexpr (b == 4) {
     const int from = 24 + 8 * p;
-    const uint32_t codes = (stream_bits(w, from + 4, 12, 2) & 0x3ffcu) | table;
+    const uint32_t codes = (stream_bits(w, from + 4, 12, 2) & 0x3ffcu) | place;
     return load_table((stream_bits(w, from, 1, 14) & 0x4000u) | codes);
-  } else if constexpr (b == 3) {
-    return __byte_perm(load_state(w, 2 * p, table), load_state(w, 2 * p + 1, table), 0x5410);
   } else {
-    return load_table((stream_bits(w, 26 + 4 * p, 10, 2) & (1023u << 2)) | table);
+    return __byte_perm(load_state<b>(w, 2 * p, place), load_state<b>(w, 2 * p + 1, place), 0x5410);
   }
 }
-// What load_trellis() takes for its table.
 template <int b>
 __device__ __forceinline__ uint32_t trellis_place(uint32_t table, int lane) {
-  return b == 3 ? table + lane * 4 : table;
+  return b == 4 ? table : table + lane * 4;
 }
-// Word i of row r of a 3-bit trellis slice, the piece before the codes first: piece_place() keeps words whole.
+// Word i of row r of a 3-bit trellis slice, the piece before the codes first: piece_place() keeps words
+// whole.
 template <bool kValues>
 __device__ __forceinline__ uint32_t trellis_word(uint32_t slot, int r, int i) {
   return slot + r * Slice<KvForm::kTbq3Ht>::kStride + piece_place<KvForm::kTbq3Ht, kValues>(r, i >> 2) * 16 +
@@ -444,9 +443,9 @@ __device__ __forceinline__ void mix_trellis(uint32_t slot, const uint32_t (&w)[2
   const uint32_t mine = trellis_place<b>(table, lane);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    if constexpr (b == 3) {
+    if constexpr (b < 4) {
       const auto pair = [&](int k, int i) {
-        return __byte_perm(load_state(x[k], i, mine), load_state(x[k + 1], i, mine), 0x5410);
+        return __byte_perm(load_state<b>(x[k], i, mine), load_state<b>(x[k + 1], i, mine), 0x5410);
       };
       product(out[j], pair(0, 2 * j), pair(0, 2 * j + 1), pair(2, 2 * j), pair(2, 2 * j + 1), w[0], w[1]);
     } else {
