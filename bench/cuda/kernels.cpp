@@ -415,6 +415,8 @@ void run_cuda_kernels(const KernelOptions& options) {
   for (DType t : prompt_types) measure_attention(device, k31bGlobal, t, t, 32768, 512);
   measure_attention(device, k31bGlobal, qjl1_256, tbq3_0, 32768, 512);
   for (DType t : {f16, tbq4_h, tbq4_ht}) measure_attention(device, kE2bGlobal, t, t, 32768, 512);
+  for (DType t : {f16, tbq4_h})  // rows that begin within a page
+    measure_attention(device, kE2bGlobal, t, t, 32773, 512);
   Geometry wide = k31bSliding;
   wide.name = "31B, head 256, no window", wide.window = 0;
   for (DType t : types) measure_attention(device, wide, t, t, 16384, 512);

@@ -23,12 +23,31 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 
 enum class Numbers { kHalf, kBf16, kBf16Pair };  // of tiles; kBf16Pair: two make a side
 
+// A slot has 256 values of each of a page's keys: at head size 512 a tile is two.
 template <int D>
 struct Shape {
-  static constexpr int kRows = D == 512 ? 64 : 128, kSlots = D == 512 ? 2 : 4;  // rows: of the left operand
-  static constexpr int kSlotBytes = kPage * D * 2, kQueryBytes = kRows * D * 2;
+  static constexpr int kRows = D == 512 ? 64 : 128, kSlots = D == 512 ? 5 : 4;  // rows: of the left operand
+  static constexpr int kSlotBytes = kPage * 256 * 2, kParts = D / 256, kQueryBytes = kRows * D * 2;
   static constexpr int kBytes = 1024 + kQueryBytes + kSlots * kSlotBytes + kSlots * 20;
 };
+
+// Products of a page's weights and values run while the next page's scores become weights. Of two terms
+// registers do not suffice, and products would wait for each other.
+template <Numbers kNumbers>
+constexpr bool kAhead = kNumbers == Numbers::kHalf;
+template <Numbers kNumbers>
+constexpr int kTiles = kNumbers == Numbers::kBf16Pair ? 2 : 1;  // of a side
+
+// Tiles in the order in which they are multiplied: keys and values of a page, or the next page's keys first.
+struct Bring {
+  int page, side;
+};
+template <Numbers kNumbers>
+__device__ __forceinline__ Bring bring_of(PageRange pages, int n) {
+  if (!kAhead<kNumbers>) return {pages.begin + n / 2, n % 2};
+  const bool keys = n % 2 == 1 || n == 0, last = n == 2 * (pages.end - pages.begin) - 1;
+  return {last ? pages.end - 1 : pages.begin + (keys ? (n + 1) / 2 : n / 2 - 1), keys && !last ? 0 : 1};
+}
 
 // Rows [begin, end) of the launch: one sequence, one page of positions.
 struct Segment {
@@ -82,6 +101,11 @@ struct Turn {
   __device__ __forceinline__ void next() {
     if (++slot == Shape<D>::kSlots) slot = 0, parity ^= 1;
   }
+  __device__ __forceinline__ Turn after(int n) const {
+    Turn t{slot + n, parity};
+    if (t.slot >= Shape<D>::kSlots) t.slot -= Shape<D>::kSlots, t.parity ^= 1;
+    return t;
+  }
 };
 
 __device__ __forceinline__ void store_piece(uint32_t at, int4 v) {
@@ -93,16 +117,17 @@ __device__ __forceinline__ void set_unit(uint32_t at, float unit) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(unit) : "memory");
 }
 template <int D>
-__device__ __forceinline__ void copy_tile(const uint8_t* data, int low, int high, uint32_t tile, int thread) {
-  constexpr int kUnits = D / 8;
+__device__ __forceinline__ void copy_rows(const uint8_t* data, int low, int high, uint32_t slot, int thread) {
+  constexpr int kUnits = 256 / 8;
 #pragma unroll 4
   for (int unit = thread; unit < kPage * kUnits; unit += kGroup) {
     const int row = unit / kUnits;
-    copy_to<16>(tile + tile_place(row, unit % kUnits), data + unit * 16, row >= low && row < high);
+    copy_to<16>(slot + tile_place(row, unit % kUnits), data + row * (D * 2) + unit % kUnits * 16,
+                row >= low && row < high);
   }
 }
 
-// Barriers and units of the slots.
+// Barriers and units of the slots. A unit below zero is of rows that were copied one by one.
 template <int D>
 struct Slots {
   uint32_t tiles, full, empty, units;
@@ -117,10 +142,12 @@ struct Slots {
   __device__ __forceinline__ void wait_full(const Turn<D>& t) const {
     wait_barrier(full + t.slot * 8, t.parity);
   }
+  // The unit of a slot that has arrived.
   __device__ __forceinline__ float unit(const Turn<D>& t) const {
     float unit;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(unit) : "r"(units + t.slot * 4) : "memory");
-    return unit;
+    if (unit < 0) fence_tiles();
+    return fabsf(unit);
   }
 };
 
@@ -149,7 +176,7 @@ __device__ __forceinline__ const uint8_t* rows_of(const KvView& kv, const PagePl
 
 template <int D, Numbers kNumbers>
 __device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots) {
-  constexpr int kTiles = kNumbers == Numbers::kBf16Pair ? 2 : 1;  // of a side
+  constexpr int kSideTiles = kTiles<kNumbers>, kParts = Shape<D>::kParts, kSlotBytes = Shape<D>::kSlotBytes;
   const AttentionArgs& a = work.a;
   const int thread = int(threadIdx.x) % kGroup, stride = work.step.table_stride;
   Turn<D> turn;
@@ -159,37 +186,43 @@ __device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots)
     begin = s.end;
     if (s.pages.begin >= s.pages.end) continue;
     const int32_t* table = work.step.tables + (int64_t(s.head.seq) * 4 + (a.kv.window > 0 ? 2 : 0)) * stride;
-    PagePlace next = find_page(a.kv, table, stride, s.newest / kPage, s.pages.begin);
+    const int n_sides = 2 * (s.pages.end - s.pages.begin);
+    Bring next = bring_of<kNumbers>(s.pages, 0);
+    PagePlace next_at = find_page(a.kv, table, stride, s.newest / kPage, next.page);
 #pragma unroll 1
-    for (int page = s.pages.begin; page < s.pages.end; ++page) {
-      const PagePlace at = next;  // the next page is looked up while this one is copied
-      if (page + 1 < s.pages.end) next = find_page(a.kv, table, stride, s.newest / kPage, page + 1);
-      const int64_t tile = (int64_t(page - a.expanded.first) * a.kv.n_kv + work.kv_head) * 2 * kTiles;
+    for (int n = 0; n < n_sides; ++n) {
+      const auto [page, side] = next;
+      const PagePlace at = next_at;
+      if (n + 1 < n_sides) {  // looked up while these are copied
+        next = bring_of<kNumbers>(s.pages, n + 1);
+        next_at = find_page(a.kv, table, stride, s.newest / kPage, next.page);
+      }
+      const bool open = open_page(side ? a.kv.v_form : a.kv.k_form);
+      const int64_t tile =
+          ((int64_t(page - a.expanded.first) * a.kv.n_kv + work.kv_head) * 2 + side) * kSideTiles;
 #pragma unroll 1
-      for (int i = 0; i < 2 * kTiles; ++i, turn.next()) {
-        const int side = i / kTiles;
+      for (int i = 0; i < kSideTiles * kParts; ++i, turn.next()) {
         const uint32_t ready = slots.full + turn.slot * 8, empty = slots.empty + turn.slot * 8;
-        const bool open = open_page(side ? a.kv.v_form : a.kv.k_form);
         if (open ? at.exact < 0 : a.expanded.plain) {
-          const float unit = thread == 0 ? a.expanded.units[tile + i] : 1;
+          const float unit = thread == 0 ? a.expanded.units[tile + i / kParts] : 1;
           wait_barrier(empty, turn.parity ^ 1);
           if (thread == 0) {
             set_unit(slots.units + turn.slot * 4, unit);
-            arrive_expecting(ready, Shape<D>::kSlotBytes);
-            copy_bulk(slots.tile(turn), a.expanded.tiles + (tile + i) * Shape<D>::kSlotBytes,
-                      Shape<D>::kSlotBytes, ready);
+            arrive_expecting(ready, kSlotBytes);
+            copy_bulk(slots.tile(turn), a.expanded.tiles + (tile * kParts + i) * kSlotBytes, kSlotBytes,
+                      ready);
           }
           arrive(ready);
           continue;
         }
-        const uint8_t* rows = rows_of(a.kv, at, work.kv_head, side);
+        const uint8_t* rows = rows_of(a.kv, at, work.kv_head, side) + i * 512;
         const int low = max(0, s.oldest - page * kPage), high = min(kPage, s.newest + 1 - page * kPage);
         wait_barrier(empty, turn.parity ^ 1);
         if (thread == 0) {
-          set_unit(slots.units + turn.slot * 4, 1);
+          set_unit(slots.units + turn.slot * 4, -1);
           arrive(ready);
         }
-        copy_tile<D>(rows, low, high, slots.tile(turn), thread);
+        copy_rows<D>(rows, low, high, slots.tile(turn), thread);
         arrive_after_copies(ready);
       }
     }
@@ -206,12 +239,8 @@ struct Consumer {
   static constexpr bool kShared = D == 512;  // both groups have the same columns
   static constexpr bool kBf16 = kNumbers != Numbers::kHalf;
   static constexpr int kTerms = kBf16 ? 2 : 1, kColumns = 64 / kTerms,
-                       kOwn = 2 / kTerms;                                // of a group, a lane
-  static constexpr int kTiles = kNumbers == Numbers::kBf16Pair ? 2 : 1;  // of a side
-  // Products of a page's weights and values run while the next page's scores become weights. With two slots
-  // the next tile would arrive too late; of two terms registers do not suffice, and products would wait for
-  // each other.
-  static constexpr bool kAhead = D == 256 && !kBf16;
+                       kOwn = 2 / kTerms;                                             // of a group, a lane
+  static constexpr int kParts = Shape<D>::kParts, kSide = kTiles<kNumbers> * kParts;  // slots of a side
 
   // Of the left operand's 64 rows, and what they stand for.
   __device__ __forceinline__ int row0() const { return kShared ? 0 : group * 64; }
@@ -258,51 +287,58 @@ struct Consumer {
     meet();
   }
 
-  // Calls with each tile of a side, from `turn` on: the first has arrived.
-  template <typename Do>
-  __device__ __forceinline__ void for_tiles(Turn<D> turn, const Do& each) const {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i, turn.next()) {
-      if (i > 0) {
-        slots.wait_full(turn);
-        fence_tiles();
-      }
-      begin_products();
-      each(slots.tile(turn), i);
-    }
-  }
+  // The first slot of a side has arrived when these are called.
   __device__ __forceinline__ void score(const Turn<D>& keys, float (&s)[32]) const {
     const uint64_t a = tile_descriptor(queries + row0() * 128, 0);
-    for_tiles(keys, [&](uint32_t tile, int i) {
-      const uint64_t b = tile_descriptor(tile, 0);
 #pragma unroll
-      for (int k = 0; k < D / 16; ++k) {
+    for (int i = 0; i < kSide; ++i) {
+      const Turn<D> turn = keys.after(i);
+      if (i > 0) {
+        slots.wait_full(turn);
+        (void)slots.unit(turn);
+      }
+      begin_products();
+      const uint64_t b = tile_descriptor(slots.tile(turn), 0);
+#pragma unroll
+      for (int k = 0; k < 16; ++k) {
         const int block = k / 4, within = k % 4 * 32;
-        product_64<kBf16>(s, a + (block * (Shape<D>::kRows * 128) + within) / 16,
+        product_64<kBf16>(s, a + ((i % kParts * 4 + block) * (Shape<D>::kRows * 128) + within) / 16,
                           b + (block * (kPage * 128) + within) / 16, i == 0 && k == 0);
       }
-    });
+    }
     commit_products();
+  }
+  // The slot of this group's values, the first of them.
+  __device__ __forceinline__ Turn<D> own_values(const Turn<D>& values) const {
+    return kShared ? values.after(group) : values;
   }
   __device__ __forceinline__ void mix(const Turn<D>& values, const uint32_t (&p)[4][4],
                                       float (&o)[128]) const {
-    for_tiles(values, [&](uint32_t tile, int) {
-      const uint64_t b = tile_descriptor(tile + value0() / 64 * (kPage * 128), kPage * 128);
+#pragma unroll
+    for (int i = 0; i < kSide; i += kParts) {
+      const Turn<D> turn = own_values(values.after(i));
+      if (i > 0) {
+        slots.wait_full(turn);
+        (void)slots.unit(turn);
+      }
+      begin_products();
+      const uint64_t b = tile_descriptor(slots.tile(turn), kPage * 128);
 #pragma unroll
       for (int k = 0; k < 4; ++k) product_256<false, kBf16>(o, p[k], b + k * 2048 / 16);
-    });
+    }
     commit_products();
   }
 
-  // Scores to weights; earlier sums are to be multiplied by `keep`. [low, high): keys of the page that each
-  // of the lane's columns sees. Of two terms, both scores are added to the first.
+  // Scores to weights; earlier sums are to be multiplied by `keep`, and `sum` is of this lane's keys alone.
+  // [low, high): keys of the page that each of the lane's columns sees. Of two terms, both scores are added
+  // to the first. Short chains: a warp has one other beside it to hide what it waits for.
   __device__ __forceinline__ void weigh(float (&s)[32], float unit, bool whole, const int (&low)[kOwn],
                                         const int (&high)[kOwn], float (&largest)[kOwn], float (&sum)[kOwn],
                                         float (&keep)[kOwn]) const {
     const AttentionArgs& a = work.a;
     const int t = thread % 4;
-    const float scale = a.scale * kLog2E * unit;
     const auto own = [](int i) { return i / 2 % 2 < kOwn; };
+    float factor = a.scale * kLog2E * unit;
     if constexpr (kBf16)
 #pragma unroll
       for (int i = 0; i < 32; ++i)
@@ -312,10 +348,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 32; ++i)
         if (own(i)) s[i] = outer - __fdividef(2 * outer, exp2_fast(s[i] * inner) + 1.0f);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 32; ++i)
-        if (own(i)) s[i] *= scale;
+      factor = 1;
     }
     if (!whole)
 #pragma unroll
@@ -324,29 +357,37 @@ struct Consumer {
         const int key = i / 4 * 8 + t * 2 + i % 2, half = i / 2 % 2;
         if (key < low[half] || key >= high[half]) s[i] = -INFINITY;
       }
+    constexpr int kChains = 4;  // of a column
+    float most[kOwn][kChains], total[kOwn][kChains], from[kOwn];
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const float pair = fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]);
+        most[i][n % kChains] = n < kChains ? pair : fmaxf(most[i][n % kChains], pair);
+      }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      float most = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < 8; ++n) most = fmaxf(most, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      const float next = fmaxf(largest[i], most), from = next == -INFINITY ? 0.0f : next;
-      keep[i] = exp2_fast(largest[i] - from);
-      float total = 0;
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[4 * n + 2 * i + e];
-          x = exp2_fast(x - from);
-          total += x;
-        }
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
-      sum[i] = sum[i] * keep[i] + total;
+      float m = fmaxf(fmaxf(most[i][0], most[i][1]), fmaxf(most[i][2], most[i][3]));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+      const float next = fmaxf(largest[i], m * factor);
+      from[i] = next == -INFINITY ? 0.0f : next;
+      keep[i] = exp2_fast(largest[i] - from[i]);
       largest[i] = next;
     }
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        float &x = s[4 * n + 2 * i], &y = s[4 * n + 2 * i + 1], &sums = total[i][n % kChains];
+        x = exp2_fast(fmaf(x, factor, -from[i]));
+        y = exp2_fast(fmaf(y, factor, -from[i]));
+        sums = n < kChains ? x + y : sums + (x + y);
+      }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+      sum[i] = fmaf(sum[i], keep[i], (total[i][0] + total[i][1]) + (total[i][2] + total[i][3]));
   }
 
   // Weights as left operands, and the earlier sums.
@@ -370,11 +411,13 @@ struct Consumer {
       for (int i = 0; i < 128; ++i) o[i] *= keep[i / 2 % kOwn];
   }
 
-  // Waits for the values of `turn` and gives weights their unit.
-  __device__ __forceinline__ void meet_values(const Turn<D>& turn, uint32_t (&p)[4][4]) const {
+  // Waits for values and gives weights their unit.
+  __device__ __forceinline__ void meet_values(const Turn<D>& values, uint32_t (&p)[4][4]) const {
+    const Turn<D> turn = own_values(values);
     slots.wait_full(turn);
+    const float unit = slots.unit(turn);
     if constexpr (kBf16) return;
-    if (const float unit = slots.unit(turn); unit != 1) {
+    if (unit != 1) {
       const __half2 by = __float2half2_rn(unit);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
@@ -383,14 +426,16 @@ struct Consumer {
       }
     }
   }
-  // The tiles of a side; then those of the other side pass.
-  __device__ __forceinline__ void release(Turn<D>& turn) const {
+  // Slots of values that only this group reads take two arrivals of each of its warps.
+  __device__ __forceinline__ void release(const Turn<D>& turn, bool values) const {
     __syncwarp();
+    if (thread % 32 != 0) return;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i, turn.next())
-      if (thread % 32 == 0) arrive(slots.empty + turn.slot * 8);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) turn.next();
+    for (int i = 0; i < kSide; i += kShared && values ? kParts : 1) {
+      const uint32_t at = slots.empty + (values ? own_values(turn.after(i)) : turn.after(i)).slot * 8;
+      arrive(at);
+      if (kShared && values) arrive(at);
+    }
   }
 
   // What this lane's columns see of a segment.
@@ -423,7 +468,8 @@ struct Consumer {
     weigh(score_of, unit, whole, low, high, largest, sum, keep);
   }
 
-  __device__ __forceinline__ void attend(const View& v, Turn<D>& keys, Turn<D>& values, float (&o)[128],
+  // `turn`: of the next side to come.
+  __device__ __forceinline__ void attend(const View& v, Turn<D>& turn, float (&o)[128],
                                          float (&largest)[kOwn], float (&sum)[kOwn]) const {
     const Segment& s = v.s;
     int base = -1;
@@ -431,52 +477,60 @@ struct Consumer {
       const int shifted = s.seq.shift != 0 && page >= s.seq.keep_pages;
       if (shifted != base) load_queries(s, shifted);
       base = shifted;
-      slots.wait_full(keys);
-      fence_tiles();
-      return kBf16 ? 1.0f : slots.unit(keys);
+      slots.wait_full(turn);
+      const float unit = slots.unit(turn);
+      return kBf16 ? 1.0f : unit;
     };
     float score_of[32], keep[kOwn];
     uint32_t p[4][4];
     const auto score_page = [&](int page) {
       const float unit = meet_keys(page);
-      score(keys, score_of);
+      score(turn, score_of);
       wait_products<0>();
       hold_sums(score_of);
-      release(keys);
+      release(turn, false);
+      turn = turn.after(kSide);
       weigh_page(v, page, unit, score_of, largest, sum, keep);
       pack(score_of, keep, p, o);
     };
-    const auto end_mix = [&] {
+    const auto mix_page = [&] {
+      meet_values(turn, p);
+      mix(turn, p, o);
       wait_products<0>();
       hold_sums(o);
-      release(values);
+      release(turn, true);
+      turn = turn.after(kSide);
     };
-    const auto mix_page = [&] {
-      meet_values(values, p);
-      fence_tiles();
-      mix(values, p, o);
-      end_mix();
-    };
-    if constexpr (kAhead) score_page(s.pages.begin);
+    if constexpr (!kAhead<kNumbers>) {
 #pragma unroll 1
-    for (int page = s.pages.begin + kAhead; page < s.pages.end; ++page) {
-      if constexpr (!kAhead) {
+      for (int page = s.pages.begin; page < s.pages.end; ++page) {
         score_page(page);
         mix_page();
-      } else {
-        meet_values(values, p);
+      }
+    } else {
+      score_page(s.pages.begin);
+#pragma unroll 1
+      for (int page = s.pages.begin + 1; page < s.pages.end; ++page) {
+        const Turn<D> values = turn.after(kSide);
         const float unit = meet_keys(page);
-        score(keys, score_of);
+        score(turn, score_of);
+        meet_values(values, p);
         mix(values, p, o);
         wait_products<1>();
         hold_sums(score_of);
-        release(keys);
+        release(turn, false);
+        turn = values.after(kSide);
         weigh_page(v, page, unit, score_of, largest, sum, keep);
-        end_mix();
+        // Here, since the assembler moves no sums over a loop: without it all of them came after the next
+        // wait.
+        slots.wait_full(turn);
+        wait_products<0>();
+        hold_sums(o);
+        release(values, true);
         pack(score_of, keep, p, o);
       }
+      mix_page();
     }
-    if constexpr (kAhead) mix_page();
   }
 
   __device__ __forceinline__ void run() const {
@@ -484,14 +538,18 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) largest[i] = -INFINITY;
     if (work.a.resumed) resume(o, largest, sum);
-    Turn<D> keys, values;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) values.next();
+    Turn<D> turn;
 #pragma unroll 1
     for (int begin = work.first_row; begin < work.first_row + work.n_rows;) {
       const Segment s = work.segment(begin);
       begin = s.end;
-      if (s.pages.begin < s.pages.end) attend(view(s), keys, values, o, largest, sum);
+      if (s.pages.begin < s.pages.end) attend(view(s), turn, o, largest, sum);
+    }
+    // Each lane has the sum of its own keys.
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
     }
     store(o, largest, sum);
   }
@@ -511,8 +569,9 @@ struct Consumer {
       int64_t part;
       if (!part_of(i, part)) continue;
       largest[i] = work.a.partial_sums[2 * part] * kLog2E;
-      sum[i] = work.a.partial_sums[2 * part + 1];
-      if (sum[i] == 0) continue;
+      const float all = work.a.partial_sums[2 * part + 1];
+      if (all == 0) continue;
+      if (thread % 4 == 0) sum[i] = all;
       const float* from = work.a.partial + part * D + value0() + thread % 4 * 2;
 #pragma unroll
       for (int n = 0; n < 32; ++n) {
@@ -546,10 +605,12 @@ struct Consumer {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+// `early`: rows that the first block has less than others, so that those begin where pages of positions do: a
+// block whose rows lie in two pages goes through all that they see twice.
 template <int D, Numbers kNumbers>
 __global__ void __launch_bounds__(kThreads, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ StepView step, int heads,
-                  int head_tiles, int rows_each) {
+                  int head_tiles, int rows_each, int early) {
   extern __shared__ __align__(16) uint8_t memory[];
   const uint32_t queries = (shared_address(memory) + 1023) / 1024 * 1024;
   const Slots<D> slots(queries + Shape<D>::kQueryBytes);
@@ -564,11 +625,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   wait_for_inputs();
   const int group = a.n_head / a.kv.n_kv, head_tile = int(blockIdx.y) % head_tiles;
-  const int kv_head = int(blockIdx.y) / head_tiles, first_row = int(blockIdx.z) * rows_each;
+  const int kv_head = int(blockIdx.y) / head_tiles, end = int(blockIdx.z + 1) * rows_each - early,
+            first_row = max(end - rows_each, 0);
   const Work work{a,
                   step,
                   first_row,
-                  min(rows_each, a.n_rows - first_row),
+                  min(end, a.n_rows) - first_row,
                   min(heads, group - head_tile * heads),
                   kv_head * group + head_tile * heads,
                   kv_head};
@@ -588,7 +650,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #else
 template <int D, Numbers>
 __global__ void prompt_kernel(const __grid_constant__ AttentionArgs, const __grid_constant__ StepView, int,
-                              int, int) {
+                              int, int, int) {
   __trap();  // has_prompt() is false there
 }
 #endif
@@ -606,13 +668,15 @@ int rows_of_block(const KvView& kv, int heads) {
 }
 
 template <int D>
-void run(const Launch& how, const AttentionArgs& args, const StepView& step) {
+void run(const Launch& how, const AttentionArgs& args, const StepView& step, int first_pos) {
   const int group = args.n_head / args.kv.n_kv, heads = std::min(group, kMaxHeads);
   const int head_tiles = (group + heads - 1) / heads, rows_each = rows_of_block<D>(args.kv, heads);
+  const int early = first_pos % rows_each;
   const dim3 blocks(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
-                    unsigned((args.n_rows + rows_each - 1) / rows_each));
+                    unsigned((early + args.n_rows + rows_each - 1) / rows_each));
   const auto with = [&](auto kernel) {
-    launch(how, blocks, dim3(kThreads), Shape<D>::kBytes, kernel, args, step, heads, head_tiles, rows_each);
+    launch(how, blocks, dim3(kThreads), Shape<D>::kBytes, kernel, args, step, heads, head_tiles, rows_each,
+           early);
   };
   switch (numbers_of(args.kv)) {
     case Numbers::kHalf:
@@ -643,9 +707,11 @@ int prompt_kernel_blocks(const KvView& kv, int n_head, int n_rows) {
 
 void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView& step,
                    const std::function<Launch()>& more) {
+  const int first_pos =
+      std::max(0, args.expanded.newest + 1 - args.n_rows);  // of rows that follow each other
   const auto attend = [&](const Launch& launch, const AttentionArgs& a) {
     with_head_size<256, 512>("attention prefill", a.kv.head_dim,
-                             [&](auto size) { run<size.value>(launch, a, step); });
+                             [&](auto size) { run<size.value>(launch, a, step, first_pos); });
   };
   if (!needs_page_tiles(args.kv)) return attend(how, args);
   AttentionArgs part = args;
