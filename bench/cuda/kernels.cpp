@@ -163,6 +163,7 @@ void measure_attention(Device& device, const Geometry& g, DType k, DType v, int 
   if (tiles)
     args.expanded = {
         page_tiles.as<uint8_t>(), units.as<float>(), capacity, 0, first_page, end_page, first, last};
+  args.expanded.newest = last;
   args.q = q.as<float>(), args.out = out.as<float>();
   args.partial = partial.as<float>(), args.partial_sums = sums.as<float>();
   double pairs = 0;

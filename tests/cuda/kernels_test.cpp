@@ -83,6 +83,7 @@ class Rig {
                  parts = n * size_t(args.n_splits);
     args.partial = upload(std::vector<float>(parts, NAN));
     args.partial_sums = upload(std::vector<float>(parts / size_t(c_.head_dim) * 2, NAN));
+    args.expanded.newest = c_.depth - 1;
     if (kernel == AttentionKernel::kPrompt && needs_page_tiles(kv_)) {
       const int oldest = std::max(c_.first_pos, c_.window > 0 ? c_.depth - c_.n_rows - c_.window + 1 : 0),
                 first = oldest / kPageTokens, end = (c_.depth - 1) / kPageTokens + 1,

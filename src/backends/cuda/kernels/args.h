@@ -32,6 +32,12 @@ bool kernel_loads(const void* kernel);
 // Bytes of shared memory a block may have on the current device.
 size_t shared_memory_limit();
 int multiprocessors();
+// Rows of 16-bit values in memory, for copies of boxes of 64 rows by 64 values into shared memory, piece p of row
+// r at p ^ (r % 8) (sm_90). The words are the vendor's.
+struct alignas(64) RowsMap {
+  uint64_t words[16] = {};
+};
+RowsMap map_rows(const void* rows, int n_values);
 // It multiplies by warp groups (sm_90).
 bool has_warp_group_products();
 

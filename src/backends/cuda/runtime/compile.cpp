@@ -567,6 +567,7 @@ void CudaExecutable::add_attention(const Op& op) {
     args.partial_sums = partial_sums_.as<float>();
     if (kernel == AttentionKernel::kPrompt && needs_page_tiles(args.kv))
       return attend_by_sequence(args, kv, n);
+    args.expanded.newest = slot().rows.back().pos;
     attend(next(), args, step_view(), kernel, [this] { return next(); });
   });
 }

@@ -31,7 +31,7 @@ struct AttentionArgs {
   bool output_rows = false;
   bool settled = false;  // the step has one row: pages but its own are as earlier steps left them
   bool resumed = false;  // parts hold what earlier pages gave
-  PageTiles expanded;    // kPrompt with tiles: rows of one sequence, `first` and `end` what they see
+  PageTiles expanded;    // kPrompt: rows of one sequence, `first` and `end` what they see; `newest` without tiles, too
   float scale = 1, softcap = 0;
 };
 

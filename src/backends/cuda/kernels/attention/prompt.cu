@@ -1,8 +1,9 @@
 // Three warp groups: one brings pages of keys and values into shared memory as tiles of f16, those that are
-// not f16 as expand_pages() has made them; two multiply. A block takes `kRows` columns (query rows times
-// heads of one KV head). At head size 256 each group has 64 of them; at 512 both have the same 64 and half of
-// the values each, so that sums fit in registers; both then need all scores, and each computes them: a third
-// of the products is done twice, which is cheaper than passing them on.
+// not f16 as expand_pages() has made them, whole pages of f16 and bf16 by a map of their rows; two multiply.
+// A block takes `kRows` columns (query rows times heads of one KV head). At head size 256 each group has 64
+// of them; at 512 both have the same 64 and half of the values each, so that sums fit in registers; both then
+// need all scores, and each computes them: a third of the products is done twice, which is cheaper than
+// passing them on.
 //
 // Caches of bf16 and f32 are multiplied as bf16, whose range they have. Queries and weights are two terms
 // each, the second 8 rows below the first in the left operand, so that a lane has both terms' sums and adds
@@ -18,7 +19,7 @@ namespace kvasir::cuda {
 namespace {
 
 constexpr int kThreads = 384, kGroup = 128, kMaxHeads = 16;
-constexpr int kManyPages = 32;  // from here on f16 pages are made tiles too: their rows arrive in one piece
+constexpr int kManyPages = 32;  // from here on the f16 side of a pair with codes is made tiles, too
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 
 enum class Numbers { kHalf, kBf16, kBf16Pair };  // of tiles; kBf16Pair: two make a side
@@ -174,11 +175,17 @@ __device__ __forceinline__ const uint8_t* rows_of(const KvView& kv, const PagePl
   return base + head * (k + v) + (side ? k : 0);
 }
 
+// Both sides of a page are rows of 16 bits, which a map names.
+__host__ __device__ __forceinline__ bool has_map(const KvView& kv) {
+  return kv.k_form == kv.v_form && (kv.k_form == KvForm::kF16 || kv.k_form == KvForm::kBf16);
+}
+
 template <int D, Numbers kNumbers>
-__device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots) {
+__device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots, const RowsMap& map) {
   constexpr int kSideTiles = kTiles<kNumbers>, kParts = Shape<D>::kParts, kSlotBytes = Shape<D>::kSlotBytes;
   const AttentionArgs& a = work.a;
   const int thread = int(threadIdx.x) % kGroup, stride = work.step.table_stride;
+  const bool mapped = has_map(a.kv);
   Turn<D> turn;
 #pragma unroll 1
   for (int begin = work.first_row; begin < work.first_row + work.n_rows;) {
@@ -187,43 +194,41 @@ __device__ __forceinline__ void produce(const Work& work, const Slots<D>& slots)
     if (s.pages.begin >= s.pages.end) continue;
     const int32_t* table = work.step.tables + (int64_t(s.head.seq) * 4 + (a.kv.window > 0 ? 2 : 0)) * stride;
     const int n_sides = 2 * (s.pages.end - s.pages.begin);
-    Bring next = bring_of<kNumbers>(s.pages, 0);
-    PagePlace next_at = find_page(a.kv, table, stride, s.newest / kPage, next.page);
 #pragma unroll 1
     for (int n = 0; n < n_sides; ++n) {
-      const auto [page, side] = next;
-      const PagePlace at = next_at;
-      if (n + 1 < n_sides) {  // looked up while these are copied
-        next = bring_of<kNumbers>(s.pages, n + 1);
-        next_at = find_page(a.kv, table, stride, s.newest / kPage, next.page);
-      }
-      const bool open = open_page(side ? a.kv.v_form : a.kv.k_form);
-      const int64_t tile =
-          ((int64_t(page - a.expanded.first) * a.kv.n_kv + work.kv_head) * 2 + side) * kSideTiles;
+      const auto [page, side] = bring_of<kNumbers>(s.pages, n);
+      const PagePlace at = find_page(a.kv, table, stride, s.newest / kPage, page);
+      const int low = max(0, s.oldest - page * kPage), high = min(kPage, s.newest + 1 - page * kPage);
+      const bool tiles = open_page(side ? a.kv.v_form : a.kv.k_form) ? at.exact < 0 : a.expanded.plain;
+      const bool whole = tiles || (mapped && high - low == kPage);
+      // Of tiles, or of rows in the map.
+      const int first = tiles
+                            ? (((page - a.expanded.first) * a.kv.n_kv + work.kv_head) * 2 + side) * kSideTiles
+                            : ((at.index * a.kv.n_kv + work.kv_head) * 2 + side) * kPage;
 #pragma unroll 1
       for (int i = 0; i < kSideTiles * kParts; ++i, turn.next()) {
-        const uint32_t ready = slots.full + turn.slot * 8, empty = slots.empty + turn.slot * 8;
-        if (open ? at.exact < 0 : a.expanded.plain) {
-          const float unit = thread == 0 ? a.expanded.units[tile + i / kParts] : 1;
-          wait_barrier(empty, turn.parity ^ 1);
+        const uint32_t ready = slots.full + turn.slot * 8, to = slots.tile(turn);
+        wait_barrier(slots.empty + turn.slot * 8, turn.parity ^ 1);
+        if (whole) {
           if (thread == 0) {
-            set_unit(slots.units + turn.slot * 4, unit);
+            set_unit(slots.units + turn.slot * 4, tiles ? a.expanded.units[first + i / kParts] : 1);
             arrive_expecting(ready, kSlotBytes);
-            copy_bulk(slots.tile(turn), a.expanded.tiles + (tile * kParts + i) * kSlotBytes, kSlotBytes,
-                      ready);
+            if (tiles)
+              copy_bulk(to, a.expanded.tiles + (int64_t(first) * kParts + i) * kSlotBytes, kSlotBytes, ready);
+            else
+#pragma unroll
+              for (int block = 0; block < 4; ++block)
+                copy_box(to + block * 8192, map, i * 256 + block * 64, first, ready);
           }
           arrive(ready);
-          continue;
+        } else {
+          if (thread == 0) {
+            set_unit(slots.units + turn.slot * 4, -1);
+            arrive(ready);
+          }
+          copy_rows<D>(rows_of(a.kv, at, work.kv_head, side) + i * 512, low, high, to, thread);
+          arrive_after_copies(ready);
         }
-        const uint8_t* rows = rows_of(a.kv, at, work.kv_head, side) + i * 512;
-        const int low = max(0, s.oldest - page * kPage), high = min(kPage, s.newest + 1 - page * kPage);
-        wait_barrier(empty, turn.parity ^ 1);
-        if (thread == 0) {
-          set_unit(slots.units + turn.slot * 4, -1);
-          arrive(ready);
-        }
-        copy_rows<D>(rows, low, high, slots.tile(turn), thread);
-        arrive_after_copies(ready);
       }
     }
   }
@@ -609,8 +614,8 @@ struct Consumer {
 // block whose rows lie in two pages goes through all that they see twice.
 template <int D, Numbers kNumbers>
 __global__ void __launch_bounds__(kThreads, 1)
-    prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ StepView step, int heads,
-                  int head_tiles, int rows_each, int early) {
+    prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ StepView step,
+                  const __grid_constant__ RowsMap map, int heads, int head_tiles, int rows_each, int early) {
   extern __shared__ __align__(16) uint8_t memory[];
   const uint32_t queries = (shared_address(memory) + 1023) / 1024 * 1024;
   const Slots<D> slots(queries + Shape<D>::kQueryBytes);
@@ -640,7 +645,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   static_assert(128 * kFew + 256 * kMany <= 384 * 168);
   if (warps == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFew));
-    produce<D, kNumbers>(work, slots);
+    produce<D, kNumbers>(work, slots, map);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMany));
     const Consumer<D, kNumbers> consumer{work, queries, slots, warps - 1, int(threadIdx.x) % kGroup};
@@ -649,8 +654,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 #else
 template <int D, Numbers>
-__global__ void prompt_kernel(const __grid_constant__ AttentionArgs, const __grid_constant__ StepView, int,
-                              int, int, int) {
+__global__ void prompt_kernel(const __grid_constant__ AttentionArgs, const __grid_constant__ StepView,
+                              const __grid_constant__ RowsMap, int, int, int, int) {
   __trap();  // has_prompt() is false there
 }
 #endif
@@ -674,9 +679,10 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step, int
   const int early = first_pos % rows_each;
   const dim3 blocks(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
                     unsigned((early + args.n_rows + rows_each - 1) / rows_each));
+  const RowsMap map = has_map(args.kv) ? map_rows(args.kv.pages, D) : RowsMap{};
   const auto with = [&](auto kernel) {
-    launch(how, blocks, dim3(kThreads), Shape<D>::kBytes, kernel, args, step, heads, head_tiles, rows_each,
-           early);
+    launch(how, blocks, dim3(kThreads), Shape<D>::kBytes, kernel, args, step, map, heads, head_tiles,
+           rows_each, early);
   };
   switch (numbers_of(args.kv)) {
     case Numbers::kHalf:

@@ -200,7 +200,7 @@ void run(const Launch& how, const KvView& kv, const StepView& step, const PageTi
 }  // namespace
 
 bool needs_page_tiles(const KvView& kv) {
-  return open_page(kv.k_form) || open_page(kv.v_form) || kv.window == 0 || tile_terms(kv.k_form) > 1;
+  return open_page(kv.k_form) || open_page(kv.v_form) || tile_terms(kv.k_form) > 1;
 }
 
 void expand_pages(const Launch& how, const KvView& kv, const StepView& step, const PageTiles& to,

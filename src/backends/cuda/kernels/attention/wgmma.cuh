@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "backends/cuda/kernels/args.h"
 #include "backends/cuda/kernels/mma.cuh"
 
 namespace kvasir::cuda {
@@ -128,7 +129,15 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// The same into that place of every block of the cluster named by the bits of `ranks`, and to its barrier.
+// A box of 64 rows by 64 values of a map, from `row` and `value` on: 8 KB. Asked for by one thread.
+__device__ __forceinline__ void copy_box(uint32_t to, const RowsMap& map, int value, int row, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          to),
+      "l"(&map), "r"(value), "r"(row), "r"(barrier)
+      : "memory");
+}
+// copy_bulk() into that place of every block of the cluster named by the bits of `ranks`, and to its barrier.
 __device__ __forceinline__ void copy_bulk_to(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                              uint16_t ranks) {
   asm volatile(
