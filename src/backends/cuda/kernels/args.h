@@ -172,7 +172,8 @@ struct PageTiles {
   int sequence = 0, first = 0, end = 0;  // whose pages, and which
   int oldest = 0, newest = 0;            // positions seen
   bool plain = false;
-  int made = 1 << 30;  // from this page on they stand there: whoever encoded the page has made them
+  int made_from = 1 << 30;  // attention: from this page on they stand there
+  int older_end = 0;        // heads: whole pages before this one are made tiles beside them
 };
 constexpr int64_t page_tile_bytes(int head_dim) { return int64_t(graph::kPageTokens) * head_dim * 2; }
 constexpr int tile_terms(KvForm form) { return form == KvForm::kF32 ? 2 : 1; }

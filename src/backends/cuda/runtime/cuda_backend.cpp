@@ -67,11 +67,14 @@ class CudaBackend final : public backends::Backend {
   explicit CudaBackend(std::string_view isa) {
     check(cudaSetDevice(0), "opening the device");
     check(cudaGetDeviceProperties(&device_, 0), "reading the device's properties");
-    const std::string own = fmt::format("sm_{}{}", device_.major, device_.minor);
+    const bool hopper = device_.major == 9 && device_.minor == 0;
+    // A Hopper card whose own kernels this build lacks is one that has the portable ones: records say so.
+    const std::string own = hopper && !kHopperBuilt ? std::string(kPortable)
+                                                    : fmt::format("sm_{}{}", device_.major, device_.minor);
     isa_ = isa.empty() ? own : std::string(isa);
     if (isa_ != own && isa_ != kPortable)
       fail(ErrorCode::kUsage, "kernels '{}' are unknown or not for this device; it has {} and {}", isa, own, kPortable);
-    portable_ = isa_ == kPortable || !kHopperBuilt || device_.major != 9 || device_.minor != 0;
+    portable_ = isa_ == kPortable || !hopper;
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   }
   ~CudaBackend() override {

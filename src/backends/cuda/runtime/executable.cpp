@@ -411,8 +411,8 @@ void CudaExecutable::place_tiles(const HeadsNode& heads, const Rows& rows, HeadA
   if (tiles.end - tiles.first > tiles.capacity) return;
   // A few older pages are made tiles beside the heads, too.
   const int own = first.pos / graph::kPageTokens;
-  tiles.made = (own - tiles.first) * args.kv.n_kv <= kOlderTiles ? own : tiles.first;
-  tiles_made_ = tiles.made == own ? tiles.first : own;
+  tiles.older_end = (own - tiles.first) * args.kv.n_kv <= kOlderTiles ? own : tiles.first;
+  tiles_made_ = tiles.older_end == own ? tiles.first : own;
   args.tiles = tiles;
   tiles_kv_ = heads.kv;
   ++counters_.early_tiles;
@@ -449,7 +449,7 @@ void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int kv, int n
       for (int r = begin; r < end; ++r)
         oldest = std::min(oldest, row(r).pos), newest = std::max(newest, row(r).pos);
       part.expanded = tiles_of(args.kv, seq, oldest, newest);
-      if (tiles_kv_ == kv) part.expanded.made = tiles_made_;
+      if (tiles_kv_ == kv) part.expanded.made_from = tiles_made_;
       tiles_kv_ = -1;
     }
     attend(next(), part, step, kernel, [this] { return next(); });

@@ -734,7 +734,7 @@ void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView&
     tiles.end = std::min(args.expanded.end, first + tiles.capacity);
     part.resumed = first > args.expanded.first;
     // Of encoded sides, the newest page is read exactly by every row that sees it.
-    const int end = std::min({tiles.end, tiles.plain ? tiles.end : args.expanded.end - 1, tiles.made}),
+    const int end = std::min({tiles.end, tiles.plain ? tiles.end : args.expanded.end - 1, tiles.made_from}),
               n_pages = end - first;
     if (n_pages > 0) expand_pages(part.resumed ? more() : how, args.kv, step, tiles, n_pages);
     attend(n_pages > 0 || part.resumed ? more() : how, part);

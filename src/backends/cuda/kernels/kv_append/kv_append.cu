@@ -151,10 +151,10 @@ __device__ __forceinline__ void make_tile_row(const KvView& kv, const PageTiles&
   }
 }
 
-// Pages before tiles.made, which earlier steps have encoded: blocks beside those of the heads make tiles of
+// Pages before tiles.older_end, which earlier steps have encoded: blocks beside those of the heads make tiles of
 // them, a warp a row.
 int older_rows(const HeadArgs& a) {
-  const int pages = a.tiles.tiles ? std::max(0, std::min(a.tiles.made, a.tiles.end) - a.tiles.first) : 0;
+  const int pages = a.tiles.tiles ? std::max(0, std::min(a.tiles.older_end, a.tiles.end) - a.tiles.first) : 0;
   return pages * a.kv.n_kv * 2 * kPage;
 }
 template <int D>
@@ -164,7 +164,7 @@ __device__ __forceinline__ void make_older_row(const HeadArgs& a, const StepView
     const PageTiles& to = a.tiles;
     const int token = i % kPage, side = i / kPage % 2, head = i / kPage / 2 % kv.n_kv,
               page = to.first + i / kPage / 2 / kv.n_kv, pos = page * kPage + token;
-    if (page >= to.made) return;
+    if (page >= to.older_end) return;
     const int index = table(step, kv, to.sequence, false)[page];
     // Exact ones are never read here (prompt_pages.cu).
     if (index < 0 || (page < kv.exact_first && table(step, kv, to.sequence, true)[page] >= 0)) return;
