@@ -322,6 +322,18 @@ void measure_stream(Device& device, DType type, int n_in, int n_out, bool pair) 
   const auto view = [&](int i) { return matrices.views[size_t(i) % matrices.views.size()]; };
   product.parts[0].w = view(0);
   if (!can_stream(product)) return;
+  // Long rows are those that a gated pair leaves, as groups for the most part.
+  const Memory q(size_t(n_in), Place::kDevice, "allocating benchmark data"),
+      meta(size_t(n_in) / 4, Place::kDevice, "allocating benchmark data");
+  if (!pair && n_in >= 6144) {
+    product.quant = {q.as<int8_t>(), meta.as<GroupMeta>()};
+    MatvecArgs before;
+    before.n_in = n_out, before.n_rows = 1;
+    before.parts[0].w = before.parts[0].w2 = view(0);
+    before.parts[0].n_out = n_in;
+    args.made_groups = stream_groups(before);
+    quantize_rows({}, product.x, n_in, 1, product.quant);
+  }
   const int sides = pair ? 2 : 1;
   device.row("one row", shape, sides * matrices.bytes, 2.0 * sides * n_in * n_out,
              std::max(kLeastCalls, int(matrices.views.size()) / sides), [&](const Launch& how, int i) {

@@ -1,7 +1,11 @@
 // CUDA matmul and lookups of every weight type against double sums over the scalar codec's values.
+#include <algorithm>
+
 #include "cuda/fixture.h"
 #ifdef KVASIR_HAVE_CUDA
-#include "backends/cuda/kernels/elementwise/elementwise.h"
+#include "backends/cuda/kernels/matvec/matvec.h"
+#include "backends/cuda/kernels/weights/weights.h"
+#include "backends/cuda/runtime/device.h"
 #endif
 
 namespace kvasir::test {
@@ -210,8 +214,8 @@ TEST(CudaNorms, InsideTheProductsThatReadThem) {
   }
 }
 
-// Two products of one row by matrices of two types stand beside each other, the second much the shorter; a third
-// reads what both have made.
+// Two products of one row by matrices of two types stand beside each other, the second much the shorter; a
+// third reads what both have made.
 struct BesideGraph {
   static constexpr int kLong = 8192, kShort = 128;
   SmallGraph small;
@@ -259,9 +263,8 @@ struct BesideGraph {
 TEST(CudaNorms, ProductsOfOneRowBesideEachOther) {
   KVASIR_NEEDS_CUDA();
   for (int n : {1536, 5376})
-    for (const auto& [long_type, short_type] : {std::pair{DType::q4_k, DType::q6_k},
-                                                {DType::q6_k, DType::q4_k},
-                                                {DType::q8_0, DType::q5_k}}) {
+    for (const auto& [long_type, short_type] :
+         {std::pair{DType::q4_k, DType::q6_k}, {DType::q6_k, DType::q4_k}, {DType::q8_0, DType::q5_k}}) {
       const BesideGraph beside(n, long_type, short_type);
       const auto backend = backends::create_backend("cuda", 1);
       backend->upload(beside.small.graph, nullptr, nullptr);
@@ -298,6 +301,95 @@ TEST(CudaNorms, ALaunchThatCannotBeIsAnError) {
   executable->submit({{&row, 1}, {&sequence, 1}});
   EXPECT_LE(nmse(executable->read(0), normed.expected), 2e-4);
 }
+#endif
+
+#ifdef KVASIR_HAVE_CUDA
+// Random codes, scales near 2.4e-4.
+struct RandomMatrix {
+  cuda::MatrixView view;
+  std::vector<cuda::Memory> memory;
+  RandomMatrix(DType type, int n_in, int n_out, uint32_t seed) {
+    view.form = cuda::weight_form(type);
+    view.n_in = n_in, view.n_out = n_out;
+    const cuda::PlaneBytes planes = cuda::plane_bytes(view.form, n_in, n_out);
+    std::mt19937 random(seed);
+    const auto plane = [&](int64_t bytes, bool codes) -> const uint8_t* {
+      if (bytes == 0) return nullptr;
+      std::vector<uint32_t> from(size_t(bytes + 3) / 4, 0x0c0c0c0c);
+      if (codes) std::generate(from.begin(), from.end(), random);
+      memory.emplace_back(size_t(bytes), cuda::Place::kDevice, "allocating a test's weights");
+      cuda::check(cudaMemcpy(memory.back().as(), from.data(), size_t(bytes), cudaMemcpyHostToDevice),
+                  "uploading");
+      return memory.back().as<uint8_t>();
+    };
+    view.codes = plane(planes.codes, true);
+    view.high = plane(planes.high, true);
+    view.aux = plane(planes.aux, false);
+    view.aux2 = plane(planes.aux2, false);
+  }
+};
+
+// What a gated pair leaves as int8 groups are the bytes that quantising its row gives, and the product after
+// it has the same bits from them as from the row; with the rows dealt to as many blocks as other devices
+// have, too.
+class CudaGroups : public testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(CudaGroups, LeftByAGatedPairAreThoseOfItsRow) {
+  KVASIR_NEEDS_CUDA();
+  using cuda::Memory;
+  constexpr int kIn = 512, kOut = 144;
+  const auto [n, multiprocessors] = GetParam();
+  const auto take = [](size_t bytes) {
+    return Memory(bytes, cuda::Place::kDevice, "allocating a test's rows");
+  };
+  const auto read = [](const Memory& memory) {
+    std::vector<uint8_t> bytes(memory.size());
+    cuda::check(cudaMemcpy(bytes.data(), memory.as(), bytes.size(), cudaMemcpyDeviceToHost),
+                "reading a test's rows");
+    return bytes;
+  };
+  std::vector<float> row(kIn);
+  std::mt19937 random(9);
+  for (float& v : row) v = std::normal_distribution<float>(0, 3)(random);
+  const Memory x = take(4 * kIn), middle = take(size_t(n) * 4), q = take(size_t(n)),
+               meta = take(size_t(n) / 4), all_q = take(size_t(n)), all_meta = take(size_t(n) / 4),
+               out = take(4 * kOut);
+  cuda::check(cudaMemcpy(x.as(), row.data(), 4 * kIn, cudaMemcpyHostToDevice), "uploading");
+  for (DType pair_type : {DType::q8_0, DType::q4_k, DType::q6_k}) {
+    const RandomMatrix gate(pair_type, kIn, n, 1), up(pair_type, kIn, n, 2);
+    cuda::StreamArgs pair;
+    pair.multiprocessors = multiprocessors;
+    pair.product.n_in = kIn, pair.product.n_rows = 1, pair.product.x = x.as<float>();
+    pair.product.parts[0].w = gate.view, pair.product.parts[0].w2 = up.view;
+    pair.product.parts[0].n_out = n, pair.product.parts[0].out = middle.as<float>();
+    pair.groups = {q.as<int8_t>(), meta.as<cuda::GroupMeta>()};
+    const int made = cuda::stream_groups(pair.product, multiprocessors);
+    cuda::stream_matvec({}, pair);
+    cuda::quantize_rows({}, middle.as<float>(), n, 1, {all_q.as<int8_t>(), all_meta.as<cuda::GroupMeta>()});
+    ASSERT_GE(made * 32, n / 3);
+    ASSERT_EQ(0, std::memcmp(read(q).data(), read(all_q).data(), size_t(made) * 32)) << n;
+    ASSERT_EQ(0, std::memcmp(read(meta).data(), read(all_meta).data(), size_t(made) * 8)) << n;
+    for (DType type : {DType::q8_0, DType::q4_k, DType::q6_k, DType::iq4_nl}) {
+      const RandomMatrix down(type, n, kOut, 3);
+      cuda::StreamArgs args;
+      args.multiprocessors = multiprocessors;
+      args.product.n_in = n, args.product.n_rows = 1, args.product.x = middle.as<float>();
+      args.product.quant = pair.groups;
+      args.product.parts[0].w = down.view;
+      args.product.parts[0].n_out = kOut, args.product.parts[0].out = out.as<float>();
+      ASSERT_TRUE(cuda::can_stream(args.product)) << n << ' ' << formats::require(type).name;
+      cuda::stream_matvec({}, args);
+      const std::vector<uint8_t> from_row = read(out);
+      args.made_groups = made;
+      cuda::stream_matvec({}, args);
+      ASSERT_EQ(from_row, read(out)) << n << ' ' << formats::require(type).name;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Sizes, CudaGroups,
+                         testing::Values(std::pair{6144, 0}, std::pair{12288, 0}, std::pair{21504, 0},
+                                         std::pair{8960, 0}, std::pair{21504, 114}, std::pair{12288, 78},
+                                         std::pair{6144, 16}));
 #endif
 
 // One tile whose depth many blocks share; small enough for a memory checker.

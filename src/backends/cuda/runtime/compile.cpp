@@ -73,6 +73,7 @@ CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& w
   int8_one_.assign(n, false);
   value_data_.assign(n, nullptr);
   quant_.assign(n, {});
+  groups_left_.assign(n, 0);
   shifted_.assign(n, nullptr);
   const size_t n_seq = size_t(std::max(1, decisions_.n_seq));
   rows_at_ = 16 + n_seq * sizeof(SequenceInfo);

@@ -161,6 +161,7 @@ void CudaExecutable::enqueue(const Rows& rows) {
   upload_params();
   may_overlap_ = false;
   half_of_ = kNone;
+  std::ranges::fill(groups_left_, 0);
   tiles_kv_ = -1;
   for (const Node& node : nodes_) node.run(rows);
   encode_step(rows);
@@ -175,6 +176,7 @@ void CudaExecutable::enqueue(const Rows& rows) {
 void CudaExecutable::enqueue_traced(const Rows& rows) {
   upload_params();
   half_of_ = kNone;
+  std::ranges::fill(groups_left_, 0);
   tiles_kv_ = -1;
   std::vector<cudaEvent_t> events(nodes_.size() + 2);
   for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "creating an event");
@@ -470,6 +472,7 @@ MatvecArgs CudaExecutable::product(const std::vector<Part>& parts, const Rows& r
 void CudaExecutable::run_matmul(const std::vector<Part>& parts, const Rows& rows, size_t node) {
   const int n = rows.of(set_of(parts[0].in));
   if (n == 0) return;
+  for (const Part& part : parts) groups_left_[size_t(part.out)] = 0;
   if (n > kMaxMatvecRows) return run_gemm(parts, n);
   const MatvecArgs args = product(parts, rows);
   if (n == 1 && streams(args))
@@ -483,6 +486,9 @@ void CudaExecutable::run_products(const std::vector<Part>& parts, const MatvecAr
   args.product = product;
   args.leads = leads_.contains(node);
   args.beside = node > 0 && leads_.contains(node - 1);
+  args.made_groups = groups_left_[size_t(parts[0].in)];
+  if (parts.size() == 1) args.groups = quant_[size_t(parts[0].out)];
+  if (args.groups.q) groups_left_[size_t(parts[0].out)] = stream_groups(product);
   if (const auto norm = norms_.find(parts[0].in); norm != norms_.end() && norm->second.fused) {
     args.norm = norm_args(norm->second, rows_);
     args.norm.second = nullptr;  // read by nobody else
@@ -519,11 +525,13 @@ void CudaExecutable::run_logits(int first, int n) {
   const ValueId in = logits_op_->in[0];
   const MatrixView& w = weights_.matrices[size_t(logits_op_->w[0])];
   if (rows_.out <= kMaxMatvecRows) {
-    const MatvecArgs args = logits_product(n);
-    if (n == 1 && streams(args))
-      run_stream({args, {}, choice_.n_best > 1 ? nullptr : slot().params.as<uint64_t>() + 1});
+    StreamArgs args;
+    args.product = logits_product(n);
+    args.best = choice_.n_best > 1 ? nullptr : slot().params.as<uint64_t>() + 1;
+    if (n == 1 && streams(args.product))
+      run_stream(args);
     else
-      matvec(next(), args);
+      matvec(next(), args.product);
     return;
   }
   half_of_ = kNone;

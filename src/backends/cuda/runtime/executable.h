@@ -204,7 +204,8 @@ class CudaExecutable final : public backends::Executable {
   std::vector<bool> int8_one_;  // and for one row too: a matmul that reads it cannot make them itself
   std::vector<float*> value_data_;
   std::vector<QuantRows> quant_;
-  std::vector<float*> shifted_;  // by value: queries turned at pos + shift
+  std::vector<int> groups_left_;  // by value: of its row in quant_, by the launch that made it (of one row)
+  std::vector<float*> shifted_;   // by value: queries turned at pos + shift
   std::vector<Memory> memory_;
   Memory half_, half_scale_, expanded_, shares_, partial_, partial_sums_;
   Memory page_tiles_, page_units_;  // pages as a prompt's attention reads them, a layer at a time

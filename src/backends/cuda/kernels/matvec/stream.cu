@@ -12,23 +12,18 @@ constexpr int kChunkBytes = 6144;  // of one matrix, about: what a copy should b
 
 // A chunk is a run of matrix rows: of both matrices of a gated pair.
 struct Kernel : StreamProduct {
-  int chunks_each, chunks_more;  // of a block; the first blocks have one more
-  int log_rows, log_split;       // rows of a chunk and side; warps that share a matrix row
-  int log_slots;                 // matrix rows at a time
-  int stages, stage_magic;       // i / stages == i * stage_magic >> 16
-  int plane_at[kPlanes];         // in one side of a stage
-  int side_bytes;                // of a stage
-  int copy_bytes;                // of a side's planes but those that shift
+  int log_rows, log_split;  // rows of a chunk and side; warps that share a matrix row
+  int log_slots;            // matrix rows at a time
+  int stages, stage_magic;  // i / stages == i * stage_magic >> 16
+  int plane_at[kPlanes];    // in one side of a stage
+  int side_bytes;           // of a stage
+  int copy_bytes;           // of a side's planes but those that shift
 };
 
 // Units of the row that a lane holds.
 template <WeightForm F>
 constexpr int kUnits = Unit<F>::kValues == 16 ? 3 : 2;
 
-// The first chunk of a block: even shares.
-__device__ __forceinline__ int chunk_of(const Kernel& k, int block) {
-  return block * k.chunks_each + min(block, k.chunks_more);
-}
 // The plane of an f16 a block of 256 values has rows that are no multiple of what a copy moves: whole pieces
 // around them are copied.
 constexpr int kLast = kPlanes - 1, kPiece = 16;
@@ -42,13 +37,14 @@ __device__ __forceinline__ const uint8_t* last_plane(const Kernel& k, const Stre
 
 // Weights need no waiting: they are on their way before the row exists.
 template <WeightForm F>
-__device__ __forceinline__ void fetch(const Kernel& k, StreamMemory& memory, uint8_t* stages, int begin,
-                                      int end) {
+__device__ __forceinline__ void fetch(const Kernel& k, StreamMemory& memory, uint8_t* stages, int n_chunks) {
   const uint64_t policy = read_once();
+  const int block = int(blockIdx.x);
   int s = 0, phase = 1;
 #pragma unroll 1
-  for (int c = begin; c < end; ++c) {
-    if (c - begin >= k.stages) wait_barrier(&memory.empty[s], phase);
+  for (int i = 0; i < n_chunks; ++i) {
+    const int c = k.deal.at(block, i);
+    if (i >= k.stages) wait_barrier(&memory.empty[s], phase);
     const StreamPart& part = part_of(k.parts, k.n_parts, c);
     int expected = k.sides * k.copy_bytes;
     if constexpr (kShifts<F>)
@@ -122,22 +118,29 @@ __device__ __forceinline__ void multiply_rows(const Kernel& k, StreamMemory& mem
   }
 }
 
-__device__ __forceinline__ void store(const Kernel& k, const float* sums, int begin, int n_outputs,
+__device__ __forceinline__ void store(const Kernel& k, const float* sums, int n_outputs,
                                       StreamMemory& memory) {
-  const int split = 1 << k.log_split;
+  const int split = 1 << k.log_split, n_grouped = k.groups.q ? k.deal.whole << k.log_rows : 0;
   uint64_t key = 0;
 #pragma unroll 1
   for (int o = int(threadIdx.x); o < n_outputs; o += kWorkers) {
     const int chunk = o >> k.log_rows, in_side = o & ((1 << k.log_rows) - 1);
-    const StreamPart& part = part_of(k.parts, k.n_parts, begin + chunk);
-    const int row = ((begin + chunk - part.first) << k.log_rows) + in_side;
+    const int c = k.deal.at(int(blockIdx.x), chunk);
+    const StreamPart& part = part_of(k.parts, k.n_parts, c);
+    const int row = ((c - part.first) << k.log_rows) + in_side;
     const float* from = sums + (((((chunk * k.sides) << k.log_rows) + in_side)) << k.log_split);
     const float gate = k.sides == 2 ? add_up(from + (1 << (k.log_rows + k.log_split)), split) : 1.0f;
     const float y = store_output(part, row, add_up(from, split), gate);
+    if (o < n_grouped) leave_group(y, row, k.groups);
     if (k.best) key = max(key, make_key(y, row));
   }
   if (k.best) leave_best(key, reinterpret_cast<uint64_t*>(memory.scratch), k.best);
 }
+
+template <WeightForm F>
+constexpr GroupSums kSums =
+    F == WeightForm::kQ8 || F == WeightForm::kIq4Nl || F == WeightForm::kIq4Xs ? GroupSums::kNone
+                                                                               : GroupSums::kHalves;
 
 // The fetching warp goes on, the workers wait for each other and for the barriers that it made.
 __device__ __forceinline__ void barriers_are_made() {
@@ -158,7 +161,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   GroupMeta* meta = reinterpret_cast<GroupMeta*>(q + k.row.n);
   uint8_t* stages = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
   float* sums = reinterpret_cast<float*>(stages + k.stages * k.sides * k.side_bytes);
-  const int begin = chunk_of(k, int(blockIdx.x)), end = chunk_of(k, int(blockIdx.x) + 1);
+  const int n_chunks = k.deal.count(int(blockIdx.x));
   if (const int s = int(threadIdx.x) - kWorkers; s >= 0) {
     if (s < k.stages) {
       init_barrier(&memory.full[s], 1);
@@ -167,16 +170,16 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
     }
     __syncwarp();
     barriers_are_made();
-    if (s == 0) fetch<F>(k, memory, stages, begin, end);
+    if (s == 0) fetch<F>(k, memory, stages, n_chunks);
     return;
   }
-  make_row<false, false>(k.row, q, meta, memory);
+  make_row<false, kSums<F>>(k.row, q, meta, memory);
   workers_sync_with_barriers();
   if (k.leads) let_next_start();
-  const int n_outputs = (end - begin) << k.log_rows;
+  const int n_outputs = n_chunks << k.log_rows;
   multiply_rows<F>(k, memory, stages, InputView{nullptr, {q, meta}, k.row.n}, sums, n_outputs * k.sides);
   workers_sync();
-  store(k, sums, begin, n_outputs, memory);
+  store(k, sums, n_outputs, memory);
   if (k.row.ready) wait_for_inputs();  // whoever waits for this launch waits for the one before
 }
 
@@ -238,31 +241,33 @@ void run(const Launch& how, const StreamArgs& args) {
     k.side_bytes += shifts ? whole_pieces(bytes) + kPiece : bytes;
     k.copy_bytes += shifts ? 0 : bytes;
   }
-  const int n_chunks = k.n_firsts;
-  const int blocks = std::min(kStreamBlocks, n_chunks), each = (n_chunks + blocks - 1) / blocks;
-  k.chunks_each = n_chunks / blocks;
-  k.chunks_more = n_chunks % blocks;
+  k.deal = deal_rows(args, rows, 1);
+  const int each = k.deal.whole + k.deal.each + (k.deal.more > 0);
   const int fixed = kStreamHeaderBytes + k.row.n + k.row.n / 32 * int(sizeof(GroupMeta)) +
                     (each * rows * k.sides << k.log_split) * int(sizeof(float));
-  k.stages = std::clamp((kSmallMemory - fixed) / (k.sides * k.side_bytes), 1,
-                        std::min(kMaxStages, each));
+  k.stages = std::clamp((kSmallMemory - fixed) / (k.sides * k.side_bytes), 1, std::min(kMaxStages, each));
   share_stages(k, each);
   k.stage_magic = 65536 / k.stages + 1;
-  const size_t bytes = launch_memory(args, fixed + k.stages * k.sides * k.side_bytes);
-  launch(how, dim3(unsigned(blocks)), dim3(kStreamThreads), {bytes, kMostStreamMemory}, stream_kernel<F>, k);
+  const size_t bytes = launch_memory(args, fixed + k.stages * k.sides * k.side_bytes, k.deal.blocks);
+  launch(how, dim3(unsigned(k.deal.blocks)), dim3(kStreamThreads), {bytes, kMostStreamMemory},
+         stream_kernel<F>, k);
 }
 
 }  // namespace
 
-size_t launch_memory(const StreamArgs& args, int bytes) {
-  return size_t(args.large ? std::max(bytes, kLargeMemory) : bytes);
+size_t launch_memory(const StreamArgs& args, int bytes, int blocks) {
+  return size_t(args.large && blocks <= multiprocessors() ? std::max(bytes, kLargeMemory) : bytes);
 }
 
 StreamProduct stream_product(const StreamArgs& args, int rows) {
   const MatvecArgs& product = args.product;
   StreamProduct k{};
-  k.row = {args.norm, args.beside, product.x, 1.0f / float(product.n_in), product.n_in};
+  k.row = {args.norm,     args.beside,
+           product.quant, args.made_groups * kGroup / 128 * 128,
+           product.x,     1.0f / float(product.n_in),
+           product.n_in};
   k.best = args.best;
+  k.groups = args.groups;
   k.leads = args.leads;
   k.n_parts = product.n_parts;
   const bool pair = product.parts[0].w2.form != WeightForm::kNone;
@@ -291,6 +296,41 @@ StreamProduct stream_product(const StreamArgs& args, int rows) {
   return k;
 }
 
+Deal deal_rows(const StreamArgs& args, int rows, int at_once) {
+  const MatvecArgs& product = args.product;
+  int n_rows = 0, most_blocks = args.multiprocessors > 0 ? args.multiprocessors : multiprocessors();
+  // Of a small part of a device each has several: what a block keeps of its rows would not fit.
+  if (most_blocks < kStreamBlocks / 2 || most_blocks > kStreamBlocks) most_blocks = kStreamBlocks;
+  for (int p = 0; p < product.n_parts; ++p) n_rows += product.parts[p].n_out;
+  const int n = n_rows / rows;
+  Deal deal{std::min(most_blocks, n), 0, 0, 0};
+  if (args.groups.q && product.n_parts == 1 && n_rows % kGroup == 0) {
+    const int n_groups = n_rows / kGroup, of_group = kGroup / rows;
+    const int most = (n + deal.blocks - 1) / deal.blocks, up = (n_groups + deal.blocks - 1) / deal.blocks;
+    deal.whole = n_groups / deal.blocks * of_group;
+    if (n_groups % up == 0 &&
+        up * of_group <= (most + at_once - 1) / at_once * at_once)  // nothing but groups
+      deal.blocks = n_groups / up, deal.whole = up * of_group;
+  }
+  const int rest = n - deal.blocks * deal.whole;
+  deal.each = rest / deal.blocks;
+  deal.more = rest % deal.blocks;
+  return deal;
+}
+
+int stream_groups(const MatvecArgs& product, int multiprocessors) {
+  StreamArgs args;
+  args.product = product;
+  args.multiprocessors = multiprocessors;
+  int8_t wanted = 0;
+  args.groups.q = &wanted;
+  const bool tiles = takes_tiles(args);
+  const int sides = product.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
+  const int rows = tiles ? 1 : chunk_rows(product);
+  const Deal deal = deal_rows(args, rows, tiles ? kTileRows / sides : 1);
+  return deal.blocks * deal.whole * rows / kGroup;
+}
+
 bool can_stream(const MatvecArgs& args) {
   const WeightForm form = args.parts[0].w.form;
   if (!wants_int8(form) || args.n_in % 128 != 0 || args.n_in > kMaxStreamRow) return false;
@@ -307,7 +347,7 @@ bool can_stream(const MatvecArgs& args) {
 }
 
 void stream_matvec(const Launch& how, const StreamArgs& args) {
-  if (run_tiles(how, args)) return;
+  if (takes_tiles(args)) return run_tiles(how, args);
   switch (args.product.parts[0].w.form) {
     case WeightForm::kQ8:
       return run<WeightForm::kQ8>(how, args);

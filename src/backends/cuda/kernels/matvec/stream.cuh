@@ -7,7 +7,8 @@
 
 namespace kvasir::cuda {
 
-inline constexpr int kStreamBlocks = 132;  // one a multiprocessor
+inline constexpr int kStreamBlocks = 132;  // at most: one a multiprocessor of an H200
+inline constexpr int kGroup = 32;          // values with one scale
 inline constexpr int kStreamWarps = 16, kWorkers = 32 * kStreamWarps, kStreamThreads = kWorkers + 32;
 inline constexpr size_t kMostStreamMemory = 200 * 1024;  // of a launch
 inline constexpr int kMaxStages = 16;
@@ -15,7 +16,8 @@ inline constexpr int kPlanes = 4;  // codes, high, aux, aux2
 inline constexpr int kStreamHeaderBytes = 2 * kMaxStages * 8 + 4 * kStreamWarps * 4 + kMaxStages * 2 * 4;
 // Two launches share a multiprocessor, and of one launch each has one block: every second launch asks for
 // more than half of the shared memory, so that two of its blocks do not fit, and the others fit once beside
-// it. Without that half of the multiprocessors had two blocks of a launch and half had none.
+// it. Without that half of the multiprocessors had two blocks of a launch and half had none. A launch with
+// more blocks than there are multiprocessors would take two turns so: it asks for what it needs.
 inline constexpr int kLargeMemory = 115968, kSmallMemory = 115456;
 
 // What a launch reads of one part, and what becomes of its products.
@@ -30,11 +32,24 @@ struct StreamPart {
 };
 
 struct StreamRow {
-  NormArgs norm;  // x null: the row is `x`
-  bool ready;     // nobody has to be waited for
+  NormArgs norm;   // x null: the row is `x`
+  bool ready;      // nobody has to be waited for
+  QuantRows made;  // as int8 groups already: the first n_made values, a multiple of 128
+  int n_made;
   const float* x;
   float inverse_n;
   int n;
+};
+
+// Which matrix rows a block has, in units of one or a few: first such as fill groups of 32 outputs, block
+// after block, then an even share of the rest.
+struct Deal {
+  int blocks, whole, each,
+      more;  // whole: of every block; each: of the rest, and the first `more` blocks one more
+  __device__ __forceinline__ int count(int block) const { return whole + each + int(block < more); }
+  __device__ __forceinline__ int at(int block, int i) const {
+    return i < whole ? block * whole + i : (blocks - 1) * whole + block * each + min(block, more) + i;
+  }
 };
 
 // One product, and its row.
@@ -42,9 +57,11 @@ struct StreamProduct {
   StreamPart parts[3];
   StreamRow row;
   uint64_t* best;          // greatest key of the outputs, or null
+  QuantRows groups;        // of outputs, or null: of those that lie in a block whole
   int n_parts, sides;      // sides: matrices, 2 for a gated pair
   int row_bytes[kPlanes];  // of one matrix row
   int n_firsts;            // what the parts' `first` counts, of all of them
+  Deal deal;               // of them
   bool leads;              // StreamArgs
 };
 
@@ -110,12 +127,13 @@ __device__ __forceinline__ float4 load_row(const float* p) {
   return __ldcg(reinterpret_cast<const float4*>(p));
 }
 
-// The worker's values of the normed row; the first block stores the norms' outputs where they are wanted.
-// Weights are here before the row is. The sum of squares after the first norm, (i x w + r)^2 with i its factor,
-// comes from three sums that need no i: the block meets once for both norms.
+// The worker's values of the normed row but for a factor, which it gives; the first block stores the first
+// norm's output where it is wanted. Weights are here before the row is. The sum of squares after the first
+// norm, (i x w + r)^2 with i its factor, comes from three sums that need no i: the block meets once for both
+// norms.
 template <int kBatches>
-__device__ __forceinline__ void make_norm(const StreamRow& row, StreamMemory& memory,
-                                          float4 (&v)[kRowBatch]) {
+__device__ __forceinline__ float make_norm(const StreamRow& row, StreamMemory& memory,
+                                           float4 (&v)[kBatches]) {
   const NormArgs& a = row.norm;
   const int at = 4 * int(threadIdx.x);
   const bool writes = blockIdx.x == 0;
@@ -156,7 +174,7 @@ __device__ __forceinline__ void make_norm(const StreamRow& row, StreamMemory& me
             v[j].z * inverse + r[j].z * a.scale, v[j].w * inverse + r[j].w * a.scale};
     if (writes && a.out && i < a.n) *reinterpret_cast<float4*>(a.out + i) = v[j];
   }
-  if (!a.w_second) return;
+  if (!a.w_second) return 1.0f;
   const float whole = inverse * inverse * sums.y + a.scale * a.scale * sums.w;
   float squares = whole + 2.0f * inverse * a.scale * sums.z;
   if (squares < whole * (1.0f / 1024)) {  // for all workers: what is left of terms that cancel is too coarse
@@ -166,19 +184,25 @@ __device__ __forceinline__ void make_norm(const StreamRow& row, StreamMemory& me
     workers_sync();  // the sums have been read
     squares = workers_sum(sum, memory);
   }
-  const float inverse_second = rsqrtf(squares * row.inverse_n + a.eps_second);
 #pragma unroll
-  for (int j = 0; j < kBatches; ++j) {
-    const int i = at + j * kRowStep;
-    v[j] = times(v[j], w_second[j], inverse_second);
-    if (writes && a.second && i < a.n) *reinterpret_cast<float4*>(a.second + i) = v[j];
-  }
+  for (int j = 0; j < kBatches; ++j) v[j] = times(v[j], w_second[j], 1.0f);
+  return rsqrtf(squares * row.inverse_n + a.eps_second);
+}
+
+// What GroupMeta::sums holds: nothing, the halves' sums, or the whole group's times the scale, an f32.
+enum class GroupSums { kNone, kHalves, kScaled };
+template <GroupSums kSums>
+__device__ __forceinline__ GroupMeta meta_of(float largest, int low, int up) {
+  const float scale = largest * (1.0f / 127.0f);
+  if constexpr (kSums == GroupSums::kScaled) return {scale, __float_as_int(scale * float(low + up))};
+  return {scale, int(uint32_t(uint16_t(low)) | uint32_t(uint16_t(up)) << 16)};
 }
 
 // A value times `inverse`, at most 127 from zero, as the low byte of a word.
 __device__ __forceinline__ uint32_t code_of(float v, float inverse) {
   return __float_as_uint(__fadd_rn(__fmul_rn(v, inverse), 12582912.0f));  // 1.5 * 2^23
 }
+
 __device__ __forceinline__ uint32_t codes_of(float4 v, float inverse) {
   const uint32_t low = __byte_perm(code_of(v.x, inverse), code_of(v.y, inverse), 0x0040),
                  high = __byte_perm(code_of(v.z, inverse), code_of(v.w, inverse), 0x0040);
@@ -189,33 +213,47 @@ __device__ __forceinline__ float largest_of(float4 v) {
 }
 __device__ __forceinline__ int sum_of(uint32_t codes) { return __dp4a(int(codes), 0x01010101, 0); }
 
-// kFloatSums: `sums` is the whole group's sum times the scale, an f32.
-template <bool kFloatSums>
-__device__ __forceinline__ GroupMeta meta_of(float largest, int low, int up) {
-  const float scale = largest * (1.0f / 127.0f);
-  if constexpr (kFloatSums) return {scale, __float_as_int(scale * float(low + up))};
-  return {scale, int(uint32_t(uint16_t(low)) | uint32_t(uint16_t(up)) << 16)};
-}
-
-// Four values a lane, eight lanes a group, as the row's int8 groups: what quantize_lanes() makes. `at`: of
-// the warp's first value. kSplit: the even words of a group before the odd ones.
-template <bool kSplit, bool kFloatSums>
-__device__ __forceinline__ void store_four(float4 v, int lane, int8_t* q, GroupMeta* meta) {
-  float largest = largest_of(v);
+// Four values a lane, eight lanes a group, as the row's int8 groups, of kBatches times 2048 values at once:
+// what quantize_lanes() makes. Values are in units of `unit`. `first`: of the lane's first four; those past n
+// are not stored. kSplit: the even words of a group before the odd ones.
+template <bool kSplit, GroupSums kSums, int kBatches>
+__device__ __forceinline__ void store_fours(const float4* v, float unit, uint32_t first, int n, int8_t* q,
+                                            GroupMeta* meta) {
+  float largest[kBatches];
+  uint32_t codes[kBatches];
+  int sum[kBatches] = {}, other[kBatches] = {};
 #pragma unroll
-  for (int o = 4; o > 0; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
-  const uint32_t codes = codes_of(v, largest > 0 ? __fdividef(127.0f, largest) : 0.0f);
-  int sum = sum_of(codes);
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  const int other = __shfl_xor_sync(~0u, sum, 4);
-  const int word = kSplit ? lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2 : lane;
-  reinterpret_cast<uint32_t*>(q)[word] = codes;
-  if (lane % 8 == 0) meta[lane / 8] = meta_of<kFloatSums>(largest, sum, other);
+  for (int j = 0; j < kBatches; ++j) largest[j] = largest_of(v[j]);
+#pragma unroll
+  for (int o = 4; o > 0; o /= 2)
+#pragma unroll
+    for (int j = 0; j < kBatches; ++j) largest[j] = fmaxf(largest[j], __shfl_xor_sync(~0u, largest[j], o));
+#pragma unroll
+  for (int j = 0; j < kBatches; ++j)
+    codes[j] = codes_of(v[j], largest[j] > 0 ? __fdividef(127.0f, largest[j]) : 0.0f);
+  if constexpr (kSums != GroupSums::kNone) {
+#pragma unroll
+    for (int j = 0; j < kBatches; ++j) sum[j] = sum_of(codes[j]);
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2)
+#pragma unroll
+      for (int j = 0; j < kBatches; ++j) sum[j] += __shfl_xor_sync(~0u, sum[j], o);
+#pragma unroll
+    for (int j = 0; j < kBatches; ++j) other[j] = __shfl_xor_sync(~0u, sum[j], 4);
+  }
+  const uint32_t in_group = first / 4 % 8,
+                 at = kSplit ? first - 4 * in_group + in_group % 2 * 16 + in_group / 2 * 4 : first;
+#pragma unroll
+  for (int j = 0; j < kBatches; ++j)
+    if (int(first) + j * kRowStep < n) {
+      reinterpret_cast<uint32_t*>(q + at)[j * kWorkers] = codes[j];
+      if (in_group == 0)
+        meta[first / kGroup + j * (kRowStep / kGroup)] = meta_of<kSums>(largest[j] * unit, sum[j], other[j]);
+    }
 }
 
 // Sixteen values a lane, two lanes a group.
-template <bool kSplit, bool kFloatSums>
+template <bool kSplit, GroupSums kSums>
 __device__ __forceinline__ void store_sixteen(const float4 (&v)[4], bool has, int lane, int8_t* q,
                                               GroupMeta* meta) {
   float largest = fmaxf(fmaxf(largest_of(v[0]), largest_of(v[1])), fmaxf(largest_of(v[2]), largest_of(v[3])));
@@ -237,42 +275,91 @@ __device__ __forceinline__ void store_sixteen(const float4 (&v)[4], bool has, in
   } else {
     *reinterpret_cast<uint4*>(q + lane * 16) = {w[0], w[1], w[2], w[3]};
   }
-  if (lane % 2 == 0) meta[lane / 2] = meta_of<kFloatSums>(largest, sum, other);
+  if (lane % 2 == 0) meta[lane / 2] = meta_of<kSums>(largest, sum, other);
 }
 
-// Rows up to here are read whole, four values a lane.
-inline constexpr int kLanes4 = 4 * kRowStep;
+// A row whose first groups the launch before has made, and what is left of it.
+template <bool kSplit, GroupSums kSums>
+__device__ __forceinline__ void take_row(const StreamRow& row, int8_t* q, GroupMeta* meta) {
+  constexpr int kCodes = kMaxStreamRow / 16 / kWorkers,
+                kMetas = (kMaxStreamRow / kGroup + kWorkers - 1) / kWorkers;
+  const int t = int(threadIdx.x), made = row.n_made, n = row.n;
+  const int first = made + 4 * (t ^ (kWorkers - 32));  // by the last warps: the others have more to copy
+  uint4 codes[kCodes];
+  int2 of_group[kMetas];
+  float4 v{};
+  if (!row.ready) wait_for_inputs();
+  if (first < n) v = load_row(row.x + first);
+#pragma unroll
+  for (int j = 0; j < kCodes; ++j)
+    if (const int i = 16 * (t + j * kWorkers); i < made)
+      codes[j] = __ldcg(reinterpret_cast<const uint4*>(row.made.q + i));
+#pragma unroll
+  for (int j = 0; j < kMetas; ++j)
+    if (const int i = t + j * kWorkers; i < made / kGroup)
+      of_group[j] = __ldcg(reinterpret_cast<const int2*>(row.made.meta + i));
+  if (made < n) store_fours<kSplit, kSums, 1>(&v, 1.0f, uint32_t(first), n, q, meta);
+#pragma unroll
+  for (int j = 0; j < kCodes; ++j) {
+    const int i = 16 * (t + j * kWorkers);
+    if (i >= made) break;
+    if constexpr (kSplit) {
+      uint2* to = reinterpret_cast<uint2*>(q + i / kGroup * kGroup + i % kGroup / 2);
+      to[0] = {codes[j].x, codes[j].z};
+      to[2] = {codes[j].y, codes[j].w};
+    } else {
+      *reinterpret_cast<uint4*>(q + i) = codes[j];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kMetas; ++j) {
+    const int i = t + j * kWorkers;
+    if (i >= made / kGroup) break;
+    if constexpr (kSums == GroupSums::kScaled)
+      of_group[j].y = __float_as_int(__int_as_float(of_group[j].x) *
+                                     float(low_sum(of_group[j].y) + high_sum(of_group[j].y)));
+    *reinterpret_cast<int2*>(meta + i) = of_group[j];
+  }
+#pragma unroll 1
+  for (int at = first + kRowStep; at - 4 * (t % 32) < n; at += kRowStep) {
+    v = at < n ? load_row(row.x + at) : float4{};
+    store_fours<kSplit, kSums, 1>(&v, 1.0f, uint32_t(at), n, q, meta);
+  }
+}
+
+// Up to kBatches times 2048 values.
+template <bool kSplit, GroupSums kSums, int kBatches>
+__device__ __forceinline__ void make_short_row(const StreamRow& row, int8_t* q, GroupMeta* meta,
+                                               StreamMemory& memory) {
+  float4 v[kBatches];
+  const int first = 4 * int(threadIdx.x), n = row.n;
+  bool normed = false;
+  float unit = 1;
+  if constexpr (kBatches <= kRowBatch) normed = row.norm.x != nullptr;
+  if (normed) {
+    if constexpr (kBatches <= kRowBatch) unit = make_norm<kBatches>(row, memory, v);
+  } else {
+    if (!row.ready) wait_for_inputs();
+#pragma unroll
+    for (int j = 0; j < kBatches; ++j)
+      v[j] = first + j * kRowStep < n ? load_row(row.x + first + j * kRowStep) : float4{};
+  }
+  store_fours<kSplit, kSums, kBatches>(v, unit, uint32_t(first), n, q, meta);
+}
 
 // The row as int8 groups in shared memory, for this thread to see after the next barrier of all workers.
-template <bool kSplit, bool kFloatSums>
+template <bool kSplit, GroupSums kSums>
 __device__ __forceinline__ void make_row(const StreamRow& row, int8_t* q, GroupMeta* meta,
                                          StreamMemory& memory) {
   const int n = row.n, t = int(threadIdx.x), lane = t % 32;
-  if (row.norm.x) {
-    float4 v[kRowBatch];
-    if (n <= kRowStep)
-      make_norm<1>(row, memory, v);
-    else
-      make_norm<kRowBatch>(row, memory, v);
-#pragma unroll
-    for (int j = 0; j < kRowBatch; ++j) {
-      const int at = j * kRowStep + t / 32 * 128;  // of the warp; n is a multiple of 128
-      if (at >= n) break;
-      store_four<kSplit, kFloatSums>(v[j], lane, q + at, meta + at / 32);
-    }
-  } else if (n <= kLanes4) {
-    constexpr int kBatch = kLanes4 / kRowStep;
-    float4 v[kBatch];
-    if (!row.ready) wait_for_inputs();
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j)
-      if (j * kRowStep + 4 * t < n) v[j] = load_row(row.x + j * kRowStep + 4 * t);
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const int at = j * kRowStep + t / 32 * 128;
-      if (at >= n) break;
-      store_four<kSplit, kFloatSums>(v[j], lane, q + at, meta + at / 32);
-    }
+  if (row.n_made > 0) {
+    take_row<kSplit, kSums>(row, q, meta);
+  } else if (n <= kRowStep) {
+    make_short_row<kSplit, kSums, 1>(row, q, meta, memory);
+  } else if (n <= kRowBatch * kRowStep) {
+    make_short_row<kSplit, kSums, kRowBatch>(row, q, meta, memory);
+  } else if (n <= (kRowBatch + 1) * kRowStep) {
+    make_short_row<kSplit, kSums, kRowBatch + 1>(row, q, meta, memory);
   } else {
     constexpr int kStep = 16 * kWorkers;
     float4 v[4], after[4];
@@ -285,7 +372,7 @@ __device__ __forceinline__ void make_row(const StreamRow& row, int8_t* q, GroupM
 #pragma unroll 1
     for (int at = t / 32 * 512; at < n; at += kStep) {
       load(after, at + kStep + 16 * lane);
-      store_sixteen<kSplit, kFloatSums>(v, at + 16 * lane < n, lane, q + at, meta + at / 32);
+      store_sixteen<kSplit, kSums>(v, at + 16 * lane < n, lane, q + at, meta + at / 32);
 #pragma unroll
       for (int j = 0; j < 4; ++j) v[j] = after[j];
     }
@@ -331,6 +418,17 @@ __device__ __forceinline__ float store_output(const StreamPart& part, int row, f
   return y;
 }
 
+// The values y of a warp's lanes, value `at` and those after it of a row, as their group.
+__device__ __forceinline__ void leave_group(float y, int at, const QuantRows& to) {
+  const int lane = int(threadIdx.x) % 32;
+  const float largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(fabsf(y))));
+  const int8_t code = int8_t(code_of(y, largest > 0 ? __fdividef(127.0f, largest) : 0.0f));
+  to.q[at] = code;
+  const int sums = __reduce_add_sync(~0u, lane < 16 ? int(code) : int(code) * 65536);  // of both halves
+  if (lane == 0)
+    to.meta[at / kGroup] = meta_of<GroupSums::kHalves>(largest, low_sum(sums), (sums - low_sum(sums)) >> 16);
+}
+
 // The block's greatest key into the launch's.
 __device__ __forceinline__ void leave_best(uint64_t key, uint64_t* keys, uint64_t* best) {
 #pragma unroll
@@ -343,12 +441,17 @@ __device__ __forceinline__ void leave_best(uint64_t key, uint64_t* keys, uint64_
   atomicMax(reinterpret_cast<unsigned long long*>(best), static_cast<unsigned long long>(key));
 }
 
-// Shared memory to ask for, of which `bytes` are used.
-size_t launch_memory(const StreamArgs& args, int bytes);
+// Shared memory to ask for, of which `bytes` are used, by so many blocks.
+size_t launch_memory(const StreamArgs& args, int bytes, int blocks);
 // `rows`: of what the parts' `first` counts.
 StreamProduct stream_product(const StreamArgs& args, int rows);
+// A block works on `at_once` of them at a time.
+Deal deal_rows(const StreamArgs& args, int rows, int at_once);
 
-// Eight matrix rows at a time, by the matrix units; false when this product is not one of theirs.
-bool run_tiles(const Launch& how, const StreamArgs& args);
+// Eight matrix rows at a time, by the matrix units, or four of each matrix: whether this product is one of
+// theirs.
+inline constexpr int kTileRows = 8;
+bool takes_tiles(const StreamArgs& args);
+void run_tiles(const Launch& how, const StreamArgs& args);
 
 }  // namespace kvasir::cuda

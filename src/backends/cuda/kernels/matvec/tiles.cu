@@ -15,32 +15,35 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr int kTileRows = 8;
-
 struct Tiles : StreamProduct {
-  int rows_each, rows_more;   // of a block of threads; the first ones have one more
   int n_blocks, n_runs;       // of 256 values in a row; runs of them that a warp takes at a time
   int n_tiles, tile_outputs;  // of a block of threads; rows of one matrix in a tile
   int share, most_shares;     // runs a warp; warps that share a tile, at most
 };
 
-// How a block of a tile lies in a ring, 16 bytes a piece. Codes stand so that a quarter of a warp meets every
-// bank once.
+constexpr int kLine = 128;  // bytes
+__host__ __device__ constexpr int whole_lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+// How a block of a tile lies in a ring, 16 bytes a piece. Codes of a row stand as they do in memory, 128
+// bytes a line: a copy whose lines are split among lines of shared memory takes longer. Pieces of odd rows
+// change places so that a quarter of a warp, two rows, meets every bank once.
 template <WeightForm F>
 struct Staged {
   static constexpr GroupBytes kGroup = group_bytes(F);
   static constexpr int kCodes = kGroup.codes / 2, kHigh = kGroup.high / 2;  // pieces of a row
   static constexpr bool kScale = kGroup.aux2 > 0;                           // an f16 a row
-  static constexpr int kHighAt = kTileRows * 16 * kCodes, kAuxAt = kHighAt + kTileRows * 16 * kHigh,
-                       kScaleAt = kAuxAt + kTileRows * 16, kBytes = kScaleAt + (kScale ? kTileRows * 8 : 0);
+  static constexpr int kHighAt = kTileRows * 16 * kCodes, kBlock = kHighAt + kTileRows * 16 * kHigh;
   // Blocks that a warp copies and multiplies at a time, and how often its ring holds them.
-  static constexpr int kRun = kBytes <= 1152 ? 2 : 1, kDepth = kBytes <= 1152 || kBytes > 2048 ? 2 : 3;
-  static constexpr int kRing = kDepth * kRun * kBytes;
+  static constexpr int kRun = kBlock <= 1024 ? 2 : 1, kDepth = kBlock <= 1024 || kBlock >= 2048 ? 2 : 3;
+  // Of a run: codes and high bits block by block, then 16 bytes a row and block, then f16 scales.
+  static constexpr int kAuxAt = kRun * kBlock, kScaleAt = kAuxAt + kRun * kTileRows * 16,
+                       kBytes = whole_lines(kScaleAt + (kScale ? kTileRows * 8 : 0)), kRing = kDepth * kBytes;
+  static_assert(!kScale || kRun == 1);
   static_assert(kGroup.aux == 2 && (kGroup.aux2 == 0 || kGroup.aux2 == 0.25));
 
   static __device__ __forceinline__ uint32_t code_at(uint32_t row, uint32_t piece) {
-    if constexpr (kCodes == 8) return piece / 4 * 512 + row * 64 + piece % 4 * 16;
-    return row * 16 * kCodes + (piece ^ (row & 1)) * 16;
+    return piece / 8 * (kTileRows * kLine) + row * kLine +
+           (piece % 8 ^ (row & 1) * (kCodes == 8 ? 4 : 1)) * 16;
   }
 };
 
@@ -93,6 +96,11 @@ template <WeightForm F>
 constexpr bool kHeader = F == WeightForm::kQ4K || F == WeightForm::kQ5K;
 
 template <WeightForm F>
+constexpr GroupSums kSums = kHeader<F>             ? GroupSums::kScaled
+                            : F == WeightForm::kQ8 ? GroupSums::kNone
+                                                   : GroupSums::kHalves;
+
+template <WeightForm F>
 constexpr bool kTwoScales = F == WeightForm::kQ6K || F == WeightForm::kQ2K || F == WeightForm::kQ3K;
 
 // Both groups of the lane, whose scales and minimums are fields j and 4 + j of one header.
@@ -114,14 +122,16 @@ __device__ __forceinline__ float add_headed(const int4& header, uint32_t j, cons
   return fmaf(d.x, sum, fmaf(-d.y, least, acc));
 }
 
-// What this lane's groups of a block add to its row. `q`: of the lane's column of operand B; `meta`: of its
-// first group.
+// What this lane's groups of block b of a run add to its row. `q`: of the lane's column of operand B; `meta`:
+// of its first group.
 template <WeightForm F>
-__device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t r, uint32_t j, uint32_t q,
-                                                bool column, int (&x)[4], const GroupMeta* meta, float acc) {
+__device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t b, uint32_t r, uint32_t j,
+                                                uint32_t q, bool column, int (&x)[4], const GroupMeta* meta,
+                                                float acc) {
   using S = Staged<F>;
-  const uint8_t* high = stage + S::kHighAt + r * 16 * S::kHigh + j * S::kGroup.high;
-  const uint8_t* aux = stage + S::kAuxAt + r * 16 + (kHeader<F> ? 0 : j * 2);
+  const uint8_t* codes = stage + b * S::kBlock;
+  const uint8_t* high = codes + S::kHighAt + r * 16 * S::kHigh + j * S::kGroup.high;
+  const uint8_t* aux = stage + S::kAuxAt + (r * S::kRun + b) * 16 + (kHeader<F> ? 0 : j * 2);
   const uint8_t* aux2 = stage + S::kScaleAt + r * 8;
   if constexpr (S::kScale) aux2 += *reinterpret_cast<const uint32_t*>(aux2 + 4) & 2;
   [[maybe_unused]] int dots[2];
@@ -130,9 +140,9 @@ __device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t r
   for (uint32_t h = 0; h < 2; ++h) {
     Group<F> a;
     if constexpr (F == WeightForm::kQ8)
-      a.take(stage + S::code_at(r, 8 * h + 2 * j), stage + S::code_at(r, 8 * h + 2 * j + 1), aux + 8 * h);
+      a.take(codes + S::code_at(r, 8 * h + 2 * j), codes + S::code_at(r, 8 * h + 2 * j + 1), aux + 8 * h);
     else
-      a.take(stage + S::code_at(r, 4 * h + j), high + 4 * h * S::kGroup.high, aux + (kHeader<F> ? 0 : 8 * h),
+      a.take(codes + S::code_at(r, 4 * h + j), high + 4 * h * S::kGroup.high, aux + (kHeader<F> ? 0 : 8 * h),
              aux2, 0);
     load_activations(x, q + h * 128, column);
     int low[4] = {}, up[4] = {};
@@ -159,20 +169,26 @@ __device__ __forceinline__ float multiply_block(const uint8_t* stage, uint32_t r
   return acc;
 }
 
+// Behind the row and its scales.
+__host__ __device__ constexpr int rings_at(int n) {
+  return whole_lines(kStreamHeaderBytes + n + n / kGroup * int(sizeof(GroupMeta)));
+}
+
 // The outputs of this block of threads and the runs of this warp.
 struct Share {
-  int warp, lane, begin, end, first, last;
+  int warp, lane, block, n, first, last;
   __device__ __forceinline__ explicit Share(const Tiles& k) {
-    int thread = int(threadIdx.x), block = int(blockIdx.x);
+    int thread = int(threadIdx.x);
+    block = int(blockIdx.x);
     asm volatile("" : "+r"(thread), "+r"(block));
     warp = thread / 32, lane = thread % 32;
-    begin = block * k.rows_each + min(block, k.rows_more);
-    end = begin + k.rows_each + int(block < k.rows_more);
+    n = k.deal.count(block);
     first = warp * k.share, last = min(first + k.share, k.n_tiles * k.n_runs);
   }
 };
 
-// A warp's copies, block after block of tile after tile. Lane 4 r + j copies of row r.
+// A warp's copies, block after block of tile after tile: lane 8 r + i copies codes of rows r and 4 + r, and
+// lane 4 r + j what else row r has.
 template <WeightForm F>
 struct Copies {
   using S = Staged<F>;
@@ -182,64 +198,93 @@ struct Copies {
            : plane == 2 ? 16
                         : int(8 * S::kGroup.aux2);
   }
-  const uint8_t* from[kPlanes];
-  int tile, block;
-  bool mine;
+  const uint8_t* codes[2];       // null: no such row
+  const uint8_t* from[kPlanes];  // of the planes after the codes
+  int tile, block, to;           // to: in a stage, of the first piece
+  bool mine;                     // what `from` points to
 
   __device__ __forceinline__ Copies(const Tiles& k, const Share& share, int run) {
     tile = run / k.n_runs;
     block = S::kRun * (run - tile * k.n_runs);
+    to = S::code_at(uint32_t(share.lane) / 8, uint32_t(share.lane) % 8);
     begin_tile(k, share);
   }
 
   __device__ __forceinline__ void begin_tile(const Tiles& k, const Share& share) {
     const int lane = share.lane, r = lane / 4, side = k.sides == 2 ? r / 4 : 0,
               in_side = k.sides == 2 ? r % 4 : r;
-    const int output = share.begin + tile * k.tile_outputs + in_side;
-    mine = in_side < k.tile_outputs && output < share.end;
-    if (!mine) return;
-    const StreamPart& part = part_of(k.parts, k.n_parts, output);
+    const int local = tile * k.tile_outputs + in_side;
+    const uint8_t* of_row = nullptr;
+    mine = in_side < k.tile_outputs && local < share.n;
+    if (mine) {
+      const int output = k.deal.at(share.block, local);
+      const StreamPart& part = part_of(k.parts, k.n_parts, output);
+      const int64_t row = output - part.first;
+      of_row = part.plane[side][0] + row * k.row_bytes[0] + block * block_bytes(0);
 #pragma unroll
-    for (int p = 0; p < kPlanes; ++p)
-      if (has_plane<F>(p))
-        from[p] = part.plane[side][p] + int64_t(output - part.first) * k.row_bytes[p] +
-                  block * block_bytes(p) + (p < 2 ? lane % 4 * 16 : 0);
+      for (int p = 1; p < kPlanes; ++p)
+        if (has_plane<F>(p))
+          from[p] = part.plane[side][p] + row * k.row_bytes[p] + block * block_bytes(p) +
+                    (p < 2 || (p == 2 && S::kRun > 1) ? lane % 4 * 16 : 0);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto at = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(of_row), 16 * i + lane / 8 * 4);
+      codes[i] = at ? reinterpret_cast<const uint8_t*>(at) + lane % 8 * 16 : nullptr;
+    }
   }
 
-  __device__ __forceinline__ void copy(uint8_t* stage, int lane, int ahead) {
+  // Rows of a part follow each other but where those that fill groups end.
+  __device__ __forceinline__ void next_tile(const Tiles& k, const Share& share) {
+    block = 0, ++tile;
+    const int local = tile * k.tile_outputs, past = local + k.tile_outputs;
+    if (k.n_parts > 1 || past > share.n || (k.deal.whole > local - k.tile_outputs && k.deal.whole < past))
+      return begin_tile(k, share);
+    const int rows = k.tile_outputs - 1, over = k.n_runs * S::kRun - k.n_blocks;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (codes[i]) codes[i] += rows * k.row_bytes[0] - over * block_bytes(0);
+#pragma unroll
+    for (int p = 1; p < kPlanes; ++p)
+      if (has_plane<F>(p)) from[p] += rows * k.row_bytes[p] - over * block_bytes(p);
+  }
+
+  __device__ __forceinline__ void copy_codes(uint8_t* stage, int lane, int ahead) {
     const uint32_t r = uint32_t(lane) / 4, j = uint32_t(lane) % 4;
 #pragma unroll
     for (uint32_t i = 0; i < S::kCodes / 4; ++i)
-      copy_async(stage + S::code_at(r, 4 * i + j), from[0] + 64 * i + 16 * S::kCodes * ahead);
+      if (codes[i % 2])
+        copy_async(stage + to + i % 2 * (4 * kLine) + i / 2 * (kTileRows * kLine),
+                   codes[i % 2] + i / 2 * kLine + 16 * S::kCodes * ahead);
     if constexpr (S::kHigh > 0)
-      if (j < S::kHigh)
+      if (mine && j < S::kHigh)
         copy_async(stage + S::kHighAt + (r * S::kHigh + j) * 16, from[1] + 16 * S::kHigh * ahead);
-    if (j == 0) copy_async(stage + S::kAuxAt + r * 16, from[2] + 16 * ahead);
-    if constexpr (S::kScale) {
-      if (j != 1) return;
-      uint8_t* to = stage + S::kScaleAt + r * 8;  // the word that holds it, and where
-      const uint8_t* scale = from[3] + 2 * ahead;
-      const uint32_t at = uint32_t(reinterpret_cast<uintptr_t>(scale)) & 2;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(scale - at)
-                   : "memory");
-      *reinterpret_cast<uint32_t*>(to + 4) = at;
-    }
   }
 
   __device__ __forceinline__ void next(const Tiles& k, const Share& share, uint8_t* stage) {
-    const int lane = share.lane;
-    if (mine) {
-      copy(stage, lane, 0);
-      if (S::kRun > 1 && block + 1 < k.n_blocks) copy(stage + S::kBytes, lane, 1);
+    const int lane = share.lane, n = min(S::kRun, k.n_blocks - block);
+    const uint32_t r = uint32_t(lane) / 4, j = uint32_t(lane) % 4;
+    copy_codes(stage, lane, 0);
+    if (S::kRun > 1 && n > 1) copy_codes(stage + S::kBlock, lane, 1);
+    if (mine && int(j) < n) copy_async(stage + S::kAuxAt + (r * S::kRun + j) * 16, from[2]);
+    if constexpr (S::kScale)
+      if (mine && j == 1) {
+        uint8_t* to_scale = stage + S::kScaleAt + r * 8;  // the word that holds it, and where
+        const uint32_t at = uint32_t(reinterpret_cast<uintptr_t>(from[3])) & 2;
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to_scale)),
+                     "l"(from[3] - at)
+                     : "memory");
+        *reinterpret_cast<uint32_t*>(to_scale + 4) = at;
+      }
 #pragma unroll
-      for (int p = 0; p < kPlanes; ++p)
-        if (has_plane<F>(p)) from[p] += S::kRun * block_bytes(p);
-    }
+    for (int i = 0; i < 2; ++i)
+      if (codes[i]) codes[i] += S::kRun * block_bytes(0);
+#pragma unroll
+    for (int p = 1; p < kPlanes; ++p)
+      if (has_plane<F>(p)) from[p] += S::kRun * block_bytes(p);
     block += S::kRun;
-    if (block >= k.n_blocks) {
-      block = 0, ++tile;
-      begin_tile(k, share);
-    }
+    if (block >= k.n_blocks) next_tile(k, share);
   }
 };
 
@@ -260,12 +305,12 @@ __device__ __forceinline__ void multiply_tiles(const Tiles& k, const Share& shar
   for (int i = first; i < last; ++i) {
     wait_copies<kDepth - 1>();
     __syncwarp();
-    uint8_t* stage = ring + s * (kRun * kBytes);
+    uint8_t* stage = ring + s * kBytes;
     const uint32_t q_at = q_lane + uint32_t(block) * 256;
     const GroupMeta* meta_at = meta + block * 8 + j;
-    acc = multiply_block<F>(stage, r, j, q_at, column, x, meta_at, acc);
+    acc = multiply_block<F>(stage, 0, r, j, q_at, column, x, meta_at, acc);
     if constexpr (kRun > 1) {
-      const float more = multiply_block<F>(stage + kBytes, r, j, q_at + 256, column, x, meta_at + 8, 0.0f);
+      const float more = multiply_block<F>(stage, 1, r, j, q_at + 256, column, x, meta_at + 8, 0.0f);
       if (block + 1 < k.n_blocks) acc += more;
     }
     __syncwarp();
@@ -289,18 +334,21 @@ __device__ __forceinline__ float add_shares(const float* sums, int n) {
   return y;
 }
 
-__device__ __forceinline__ void store_rows(const Tiles& k, const float* sums, int begin, int end,
+__device__ __forceinline__ void store_rows(const Tiles& k, const float* sums, const Share& share,
                                            StreamMemory& memory) {
+  const int n_grouped = k.groups.q ? k.deal.whole : 0;
   uint64_t key = 0;
 #pragma unroll 1
-  for (int o = begin + int(threadIdx.x); o < end; o += kWorkers) {
+  for (int local = int(threadIdx.x); local < share.n; local += kWorkers) {
+    const int o = k.deal.at(share.block, local);
     const StreamPart& part = part_of(k.parts, k.n_parts, o);
-    const int tile = (o - begin) / k.tile_outputs, in_side = o - begin - tile * k.tile_outputs;
+    const int tile = local / k.tile_outputs, in_side = local - tile * k.tile_outputs;
     const int n = ((tile + 1) * k.n_runs - 1) / k.share - tile * k.n_runs / k.share + 1;
     const float* from = sums + (tile * kTileRows + in_side) * k.most_shares;
     const float gate = k.sides == 2 ? add_shares(from + kTileRows / 2 * k.most_shares, n) : 1.0f;
     const int row = o - part.first;
     const float y = store_output(part, row, add_shares(from, n), gate);
+    if (local < n_grouped) leave_group(y, row, k.groups);
     if (k.best) key = max(key, make_key(y, row));
   }
   if (k.best) leave_best(key, reinterpret_cast<uint64_t*>(memory.scratch), k.best);
@@ -315,7 +363,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) tiles_kernel(const __grid_c
   if (!k.leads) let_next_start();
   int8_t* q = reinterpret_cast<int8_t*>(bytes + kStreamHeaderBytes);
   GroupMeta* meta = reinterpret_cast<GroupMeta*>(q + k.row.n);
-  uint8_t* rings = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
+  uint8_t* rings = bytes + rings_at(k.row.n);
   float* sums = reinterpret_cast<float*>(rings + kStreamWarps * kRing);
   {
     const Share share(k);
@@ -327,41 +375,46 @@ __global__ void __launch_bounds__(kStreamThreads, 2) tiles_kernel(const __grid_c
       commit_copies();
     }
   }
-  make_row<true, kHeader<F>>(k.row, q, meta, memory);
+  make_row<true, kSums<F>>(k.row, q, meta, memory);
   const Share share(k);  // anew: the row needs the registers
   Copies<F> copies(k, share, share.first + Staged<F>::kDepth);
   workers_sync();
   if (k.leads) let_next_start();
   multiply_tiles<F>(k, share, copies, rings + share.warp * kRing, q, meta, sums);
   workers_sync();
-  store_rows(k, sums, share.begin, share.end, memory);
+  store_rows(k, sums, share, memory);
   if (k.row.ready) wait_for_inputs();  // whoever waits for this launch waits for the one before
 }
 
 template <WeightForm F>
-bool run(const Launch& how, const StreamArgs& args) {
+Tiles tiles_of(const StreamArgs& args) {
   Tiles k{stream_product(args, 1)};
   k.n_blocks = k.row.n / 256;
   k.n_runs = (k.n_blocks + Staged<F>::kRun - 1) / Staged<F>::kRun;
-  const int n_rows = k.n_firsts;
-  const int blocks = std::min(kStreamBlocks, n_rows), most = (n_rows + blocks - 1) / blocks,
-            tile_most = kTileRows / k.sides;
-  k.rows_each = n_rows / blocks;
-  k.rows_more = n_rows % blocks;
+  const int tile_most = kTileRows / k.sides;
+  k.deal = deal_rows(args, 1, tile_most);
+  const int most = k.deal.whole + k.deal.each + (k.deal.more > 0);
   k.n_tiles = (most + tile_most - 1) / tile_most;
   k.tile_outputs = (most + k.n_tiles - 1) / k.n_tiles;
   k.share = (k.n_tiles * k.n_runs + kStreamWarps - 1) / kStreamWarps;
   k.most_shares = (k.n_runs + k.share - 2) / k.share + 1;
-  const int sum_bytes = k.n_tiles * kTileRows * k.most_shares * int(sizeof(float));
-  const int fixed = kStreamHeaderBytes + k.row.n + k.row.n / 32 * int(sizeof(GroupMeta)) + sum_bytes;
-  const int bytes = fixed + kStreamWarps * Staged<F>::kRing;
-  if (bytes > kSmallMemory) return false;
-  launch(how, dim3(unsigned(blocks)), dim3(kWorkers), {launch_memory(args, bytes), kMostStreamMemory},
-         tiles_kernel<F>, k);
-  return true;
+  return k;
 }
 
-// Where they beat products by lanes on an H200 (docs/benchmarks.md): they take longer to begin.
+template <WeightForm F>
+int memory_of(const Tiles& k) {
+  const int sum_bytes = k.n_tiles * kTileRows * k.most_shares * int(sizeof(float));
+  return rings_at(k.row.n) + kStreamWarps * Staged<F>::kRing + sum_bytes;
+}
+
+template <WeightForm F>
+void run(const Launch& how, const StreamArgs& args) {
+  const Tiles k = tiles_of<F>(args);
+  launch(how, dim3(unsigned(k.deal.blocks)), dim3(kWorkers),
+         {launch_memory(args, memory_of<F>(k), k.deal.blocks), kMostStreamMemory}, tiles_kernel<F>, k);
+}
+
+// Where they beat products by lanes on an H200 (docs/benchmarks-cuda.md): they take longer to begin.
 bool win(const MatvecArgs& product) {
   const int sides = product.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
   int rows = 0;
@@ -380,22 +433,31 @@ bool win(const MatvecArgs& product) {
   }
 }
 
+// Of forms that have tiles.
+template <typename Do>
+auto with_form(WeightForm form, const Do& then) {
+  switch (form) {
+    case WeightForm::kQ8:
+      return then.template operator()<WeightForm::kQ8>();
+    case WeightForm::kQ5K:
+      return then.template operator()<WeightForm::kQ5K>();
+    case WeightForm::kQ6K:
+      return then.template operator()<WeightForm::kQ6K>();
+    default:
+      return then.template operator()<WeightForm::kQ4K>();
+  }
+}
+
 }  // namespace
 
-bool run_tiles(const Launch& how, const StreamArgs& args) {
+bool takes_tiles(const StreamArgs& args) {
   if (args.product.n_in % 256 != 0 || !win(args.product)) return false;
-  switch (args.product.parts[0].w.form) {
-    case WeightForm::kQ8:
-      return run<WeightForm::kQ8>(how, args);
-    case WeightForm::kQ4K:
-      return run<WeightForm::kQ4K>(how, args);
-    case WeightForm::kQ5K:
-      return run<WeightForm::kQ5K>(how, args);
-    case WeightForm::kQ6K:
-      return run<WeightForm::kQ6K>(how, args);
-    default:
-      return false;
-  }
+  return with_form(args.product.parts[0].w.form,
+                   [&]<WeightForm F>() { return memory_of<F>(tiles_of<F>(args)) <= kSmallMemory; });
+}
+
+void run_tiles(const Launch& how, const StreamArgs& args) {
+  with_form(args.product.parts[0].w.form, [&]<WeightForm F>() { run<F>(how, args); });
 }
 
 }  // namespace kvasir::cuda
