@@ -140,9 +140,7 @@ void CudaExecutable::prepare_kv() {
     if (open.empty()) continue;
     memory_.emplace_back(open.size() * sizeof(EncodeView), Place::kDevice, "allocating cache views");
     to.views = memory_.back().as<EncodeView>();
-    check(cudaMemcpy(memory_.back().as(), open.data(), open.size() * sizeof(EncodeView),
-                     cudaMemcpyHostToDevice),
-          "uploading cache views");
+    memory_.back().fill(open.data(), open.size() * sizeof(EncodeView), "uploading cache views");
   }
 }
 
@@ -160,9 +158,7 @@ void CudaExecutable::prepare_ropes() {
     }
     const size_t bytes = size_t(std::max(n_pairs, 1)) * sizeof(double);
     memory_.emplace_back(bytes, Place::kDevice, "allocating rope tables");
-    check(cudaMemcpy(memory_.back().as(), frequency.data(), size_t(n_pairs) * sizeof(double),
-                     cudaMemcpyHostToDevice),
-          "uploading rope frequencies");
+    memory_.back().fill(frequency.data(), size_t(n_pairs) * sizeof(double), "uploading rope frequencies");
     RopeTableArgs args;
     args.frequency = memory_.back().as<double>();
     args.n_pairs = n_pairs;
@@ -696,7 +692,7 @@ void CudaExecutable::plan_memory() {
       largest = std::max(largest, size_t(m.n_in) * size_t(m.n_out));
   half_ = Memory(widest * size_t(padded_gemm_rows(max_rows_)) * 2, Place::kDevice, "allocating activations");
   shares_ = Memory(gemm_share_bytes(), Place::kDevice, "allocating sums of matmuls");
-  check(cudaMemset(shares_.as(), 0, gemm_share_bytes()), "clearing sums of matmuls");
+  shares_.clear("clearing sums of matmuls");
   half_scale_ = Memory(size_t(max_rows_) * sizeof(float), Place::kDevice, "allocating activations");
   expanded_ = Memory(std::min(std::max<size_t>(largest, 8), kExpandedValues) * 2, Place::kDevice,
                      "allocating expanded weights");
@@ -730,7 +726,7 @@ void CudaExecutable::size_attention() {
   }
   partial_ = Memory(values * sizeof(float), Place::kDevice, "allocating attention partials");
   // What a part without keys leaves is read early, then not used; it should be a number of ours all the same.
-  check(cudaMemset(partial_.as(), 0, values * sizeof(float)), "clearing attention partials");
+  partial_.clear("clearing attention partials");
   partial_sums_ = Memory(sums * sizeof(float), Place::kDevice, "allocating attention partials");
 }
 

@@ -72,6 +72,16 @@ Memory::Memory(size_t bytes, Place place, std::string_view what) : size_(bytes),
   check(place == Place::kDevice ? cudaMalloc(&data_, bytes) : cudaMallocHost(&data_, bytes), what);
 }
 
+void Memory::clear(std::string_view doing) const {
+  check(cudaMemset(data_, 0, size_), doing);
+  check(cudaStreamSynchronize(cudaStreamLegacy), doing);
+}
+
+void Memory::fill(const void* from, size_t bytes, std::string_view doing) const {
+  check(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice), doing);
+  check(cudaStreamSynchronize(cudaStreamLegacy), doing);
+}
+
 Memory::~Memory() {
   if (!data_) return;
   if (place_ == Place::kDevice)

@@ -76,8 +76,7 @@ void write_cache_page(const graph::KvSpec& spec, PagePart part, int kv_head, std
 KvTables upload_kv_tables(const graph::KvSpec& spec, std::vector<Memory>& memory) {
   const auto upload = [&](const void* data, size_t bytes) {
     memory.emplace_back(bytes, Place::kDevice, "allocating tables of a cache type");
-    check(cudaMemcpy(memory.back().as(), data, bytes, cudaMemcpyHostToDevice),
-          "uploading a cache type's tables");
+    memory.back().fill(data, bytes, "uploading a cache type's tables");
     return memory.back().as();
   };
   KvTables tables;

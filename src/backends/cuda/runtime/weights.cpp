@@ -130,9 +130,7 @@ DeviceWeights upload_weights(const graph::Graph& graph, cudaStream_t stream, con
       std::vector<float> values(size_t(w.n_in * w.n_out));
       formats::require(w.type).decode(w.data.data(), values.data(), int64_t(values.size()));
       out.memory.emplace_back(values.size() * sizeof(float), Place::kDevice, doing);
-      check(cudaMemcpy(out.memory.back().as(), values.data(), values.size() * sizeof(float),
-                       cudaMemcpyHostToDevice),
-            doing);
+      out.memory.back().fill(values.data(), values.size() * sizeof(float), doing);
       out.vectors[i] = out.memory.back().as<float>();
     }
     if (uses[i].matrix) {
