@@ -223,8 +223,8 @@ std::string speed_part(const MatrixInputs& inputs) {
     for (const SpeedRow& row : table.rows) {
       const std::optional<double> predicted = predict_again(inputs.machines, table, row);
       if (!predicted) continue;
-      rows += fmt::format("| {} | {} | {} | {} | {} | {} | {:+.0f} %{} |\n", row.device, table.geometry,
-                          types_text(row.types),
+      rows += fmt::format("| {} | {} {} | {} | {} | {} | {} | {:+.0f} %{} |\n", row.device, table.geometry,
+                          table.weights.empty() ? "q8_0" : table.weights, types_text(row.types),
                           row.n_prompt > 0 ? fmt::format("prompt of {} at {}", row.n_prompt, row.depth)
                                            : fmt::format("generation at {}", row.depth),
                           number_text(*predicted, 3), number_text(row.measured, 3),
