@@ -397,14 +397,11 @@ void measure_gemm(Device& device, DType type, int n_in, const std::vector<int>& 
       });
 }
 
-}  // namespace
+const std::vector<DType> kTypes{DType::f16, DType::q8_0, DType::tbq4_h, DType::tbq3_h, DType::tbq2_h};
 
-void run_cuda_kernels(const KernelOptions& options) {
+void measure_one_row_attention(Device& device) {
   using enum DType;
-  Device device(options);
-  device.print_head();
-  const std::vector<DType> types{f16, q8_0, tbq4_h, tbq3_h, tbq2_h};
-  std::vector<DType> decoded = types;
+  std::vector<DType> decoded = kTypes;
   decoded.insert(decoded.end(), {tbq4_ht, tbq3_ht, tbq2_ht, bf16, f32, q4_0, q5_0, tbq4_0, tbq3_0});
   for (DType t : decoded) measure_attention(device, k31bGlobal, t, t, 131072, 1);
   for (DType t : decoded) measure_attention(device, kE2bGlobal, t, t, 32768, 1);
@@ -423,6 +420,10 @@ void run_cuda_kernels(const KernelOptions& options) {
                                    {k31bSliding, 600},
                                    {k31bSliding, 32768}})
       measure_near(device, geometry, t, depth);
+}
+
+void measure_prompt_attention(Device& device) {
+  using enum DType;
   const std::vector<DType> prompt_types{f16,     bf16,    f32,     q8_0,   tbq4_h,   tbq3_h,   tbq2_h,
                                         tbq4_ht, tbq3_ht, tbq2_ht, tbq4_0, tbq3_tcq, q4_polar, q4_0};
   for (DType t : prompt_types) measure_attention(device, k31bGlobal, t, t, 32768, 512);
@@ -432,13 +433,17 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_attention(device, kE2bGlobal, t, t, 32773, 512);
   Geometry wide = k31bSliding;
   wide.name = "31B, head 256, no window", wide.window = 0;
-  for (DType t : types) measure_attention(device, wide, t, t, 16384, 512);
+  for (DType t : kTypes) measure_attention(device, wide, t, t, 16384, 512);
   for (DType t : {f16, bf16, f32, tbq4_h, tbq4_ht}) measure_attention(device, k31bSliding, t, t, 16384, 512);
   for (DType t : {f16, bf16, f32, tbq4_h}) measure_attention(device, kE2bSliding, t, t, 16384, 512);
-  for (DType t : types) {
+  for (DType t : kTypes) {
     measure_append(device, k31bGlobal, t, 1);
     measure_append(device, k31bGlobal, t, 512);
   }
+}
+
+void measure_one_row_products(Device& device) {
+  using enum DType;
   for (DType t : {q8_0, q4_k, q6_k}) {
     measure_matvec(device, t, 1536, 12288, 1);
     measure_matvec(device, t, 12288, 1536, 1);
@@ -460,6 +465,10 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_stream(device, t, 5376, 12288, false);
     measure_stream(device, t, 5376, 4096, false);
   }
+}
+
+void measure_prompt_products(Device& device) {
+  using enum DType;
   // E2B: queries, output, gate or up, down, per-layer gate; 31B: queries, keys, output, gate or up, down.
   for (DType t : {f16, q8_0, q4_k}) {
     measure_gemm(device, t, 1536, {2048, 256, 256}, 512);
@@ -482,6 +491,17 @@ void run_cuda_kernels(const KernelOptions& options) {
     measure_gemm(device, t, 21504, {5376}, 512);
   measure_gemm(device, q4_k, 5376, {21504}, 64);
   measure_gemm(device, f16, 8192, {8192}, 8192);
+}
+
+}  // namespace
+
+void run_cuda_kernels(const KernelOptions& options) {
+  Device device(options);
+  device.print_head();
+  measure_one_row_attention(device);
+  measure_prompt_attention(device);
+  measure_one_row_products(device);
+  measure_prompt_products(device);
 }
 
 }  // namespace kvasir::bench

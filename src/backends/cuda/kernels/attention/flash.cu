@@ -257,10 +257,12 @@ struct Block {
   }
 };
 
+// `early`: rows that the first block has less than others, so that those begin where pages of positions do: a
+// block whose rows lie in two pages goes through all that they see twice.
 template <int D, int WM, int WD>
 __global__ void __launch_bounds__(32 * WM * WD)
     flash_kernel(const __grid_constant__ AttentionArgs a, StepView step, int heads, int head_tiles,
-                 int rows_each, bool pairs) {
+                 int rows_each, int early, bool pairs) {
   extern __shared__ __align__(16) uint8_t memory[];
   let_next_start();
   uint8_t* const k_pairs = memory + sizeof(Shared<D, 16 * WM>);
@@ -276,8 +278,9 @@ __global__ void __launch_bounds__(32 * WM * WD)
   block.kv_head = int(blockIdx.y) / head_tiles;
   block.tile.heads = min(heads, group - head_tile * heads);
   block.tile.first_head = block.kv_head * group + head_tile * heads;
-  block.tile.first_row = int(blockIdx.z) * rows_each;
-  block.tile.n_rows = min(rows_each, a.n_rows - block.tile.first_row);
+  const int end_row = int(blockIdx.z + 1) * rows_each - early;
+  block.tile.first_row = max(end_row - rows_each, 0);
+  block.tile.n_rows = min(end_row, a.n_rows) - block.tile.first_row;
   block.warp_m = warp / WD;
   block.warp_d = warp % WD;
   block.lane = int(threadIdx.x) % 32;
@@ -313,14 +316,15 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step, boo
   const int group = args.n_head / args.kv.n_kv, heads = std::min(group, kDecodeColumns);
   const int head_tiles = (group + heads - 1) / heads, rows_each = one_row ? 1 : M / heads;
   constexpr size_t kBytes = sizeof(Shared<D, M>), kMost = 227 * 1024;
+  const int early = first_position(args) % rows_each;
   const KvView& kv = args.kv;
   const size_t pairs = size_t(pair_bytes(kv.k_form) + (kv.v_form == kv.k_form ? 0 : pair_bytes(kv.v_form)));
   const bool fits = pairs > 0 && kBytes + pairs <= kMost;
   launch(how,
          dim3(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
-              unsigned((args.n_rows + rows_each - 1) / rows_each)),
+              unsigned((early + args.n_rows + rows_each - 1) / rows_each)),
          dim3(32 * WM * WD), kBytes + (fits ? pairs : 0), flash_kernel<D, WM, WD>, args, step, heads,
-         head_tiles, rows_each, fits);
+         head_tiles, rows_each, early, fits);
 }
 
 template <int D>

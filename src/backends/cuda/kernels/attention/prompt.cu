@@ -526,9 +526,7 @@ struct Consumer {
         release(turn, false);
         turn = values.after(kSide);
         weigh_page(v, page, unit, score_of, largest, sum, keep);
-        // Here, since the assembler moves no sums over a loop: without it all of them came after the next
-        // wait.
-        slots.wait_full(turn);
+        slots.wait_full(turn);  // here: the assembler moves no sums over a loop, but all of them behind a wait
         wait_products<0>();
         hold_sums(o);
         release(values, true);
@@ -713,8 +711,7 @@ int prompt_kernel_blocks(const KvView& kv, int n_head, int n_rows) {
 
 void attend_prompt(const Launch& how, const AttentionArgs& args, const StepView& step,
                    const std::function<Launch()>& more) {
-  const int first_pos =
-      std::max(0, args.expanded.newest + 1 - args.n_rows);  // of rows that follow each other
+  const int first_pos = first_position(args);
   const auto attend = [&](const Launch& launch, const AttentionArgs& a) {
     with_head_size<256, 512>("attention prefill", a.kv.head_dim,
                              [&](auto size) { run<size.value>(launch, a, step, first_pos); });
