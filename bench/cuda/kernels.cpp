@@ -82,8 +82,13 @@ class Caches {
     count = int(std::clamp<size_t>((bytes + one - 1) / one, 1, 64));
     memory_.push_back(repeat(page_pattern(kv), one * size_t(count)));
     kv.pages = memory_.back().as<uint8_t>();
-    const int exact_pages = n_rows / kPageTokens + 2;
+    // The rows' own pages, and as in a model the first of a global cache.
+    const int own_pages = n_rows / kPageTokens + 2;
+    int exact_pages = own_pages;
     if (kv.exact_page_bytes > 0) {
+      kv.exact_first = g.window > 0 ? 0 : std::min(graph::kSinkTokens / kPageTokens, n_pages - own_pages);
+      kv.exact_first = std::max(kv.exact_first, 0);
+      exact_pages += kv.exact_first;
       memory_.push_back(repeat(half_normals(1 << 16, 1), size_t(kv.exact_page_bytes) * size_t(exact_pages)));
       kv.exact = kv.step_exact = memory_.back().as<uint8_t>();
       kv.n_exact = exact_pages;
@@ -94,7 +99,8 @@ class Caches {
         int32_t* at = tables.data() + (size_t(s) * 4 + (g.window > 0 ? 2 : 0)) * size_t(n_pages) + p;
         at[0] = s * held + p % held;
         const int from_end = n_pages - 1 - p;
-        at[n_pages] = kv.exact_page_bytes > 0 && from_end < exact_pages ? from_end : -1;
+        if (kv.exact_page_bytes == 0) continue;
+        at[n_pages] = from_end < own_pages ? from_end : p < kv.exact_first ? own_pages + p : -1;
       }
     upload(tables, step.tables);
     step.table_stride = n_pages;
