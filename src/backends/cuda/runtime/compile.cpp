@@ -90,6 +90,7 @@ CudaExecutable::CudaExecutable(const graph::Graph& graph, const DeviceWeights& w
   prepare_ropes();
   build_nodes();
   plan_memory();
+  allocate_scratch();
   size_attention();
   grow_tables(n_pages);
 }
@@ -228,6 +229,54 @@ size_t CudaExecutable::add_norm(size_t at) {
   return second ? 2 : 1;
 }
 
+// A norm of heads, or a rope.
+CudaExecutable::HeadsNode::Made CudaExecutable::make_heads(const Op& op) const {
+  HeadsNode::Made m{HeadJob{}, op.in[0], op.out, false};
+  m.job.n_head = width(op.out) / op.head_dim;
+  m.job.w = op.w[0] == kNone ? nullptr : weights_.vectors[size_t(op.w[0])];
+  m.job.norm = true;
+  m.job.eps = op.eps;
+  m.job.scale = op.scale;
+  m.job.output_rows = set_of(op.out) == graph::RowSet::kOutput;
+  if (op.kind == OpKind::rope) {
+    const RopeTableArgs& rope = ropes_[size_t(op.rope)];
+    m.job.turns = rope.turns;
+    m.job.n_pairs = rope.n_pairs;
+    m.job.half = graph_.ropes[size_t(op.rope)].n_rot / 2;
+    m.job.max_rows = max_rows_;
+    // Queries stand in the basis of the keys they meet.
+    for (const Op& reader : graph_.ops) {
+      ValueId q = reader.in[0];
+      if (reader.kind != OpKind::attention) continue;
+      for (const Op& select : graph_.ops)
+        if (select.kind == OpKind::select_rows && select.out == q) q = select.in[0];
+      if (q != op.out) continue;
+      m.query = true;
+      m.job.basis = basis_of(kv_[size_t(reader.kv)].k_form);
+    }
+  }
+  return m;
+}
+
+// The rows that `op` stores: made by a job before, or as they are.
+void CudaExecutable::store_heads(const Op& op, std::vector<HeadsNode::Made>& made) const {
+  for (int side = 0; side < 2; ++side) {
+    const ValueId v = op.in[size_t(side)];
+    auto it =
+        std::ranges::find_if(made, [&](const HeadsNode::Made& m) { return m.out == v && m.job.side < 0; });
+    if (it == made.end()) {
+      if (made.size() == 3)
+        fail(ErrorCode::kFailed, "cuda: kv_append of layer {} does not follow the ops that make its rows",
+             op.layer);
+      made.push_back({HeadJob{}, v, kNone, false});
+      it = made.end() - 1;
+      it->job.n_head = graph_.kv[size_t(op.kv)].n_kv;
+    }
+    it->job.side = side;
+    if (consumers_[size_t(v)] == 1 && !decisions_.keep_values) it->out = kNone;
+  }
+}
+
 // Consecutive ops on heads of one size: norms by head, ropes, and the write into a cache, as one launch.
 size_t CudaExecutable::add_heads(size_t at) {
   using Made = HeadsNode::Made;
@@ -242,22 +291,8 @@ size_t CudaExecutable::add_heads(size_t at) {
   for (; at + used < graph_.ops.size() && kv < 0; ++used) {
     const Op& op = graph_.ops[at + used];
     if (op.kind == OpKind::kv_append) {
-      const graph::KvSpec& spec = graph_.kv[size_t(op.kv)];
-      if (spec.head_dim != args.head_dim) break;
-      for (int side = 0; side < 2; ++side) {
-        const ValueId v = op.in[size_t(side)];
-        auto it = std::ranges::find_if(made, [&](const Made& m) { return m.out == v && m.job.side < 0; });
-        if (it == made.end()) {
-          if (made.size() == 3)
-            fail(ErrorCode::kFailed, "cuda: kv_append of layer {} does not follow the ops that make its rows",
-                 op.layer);
-          made.push_back({HeadJob{}, v, kNone, false});
-          it = made.end() - 1;
-          it->job.n_head = spec.n_kv;
-        }
-        it->job.side = side;
-        if (consumers_[size_t(v)] == 1 && !decisions_.keep_values) it->out = kNone;
-      }
+      if (graph_.kv[size_t(op.kv)].head_dim != args.head_dim) break;
+      store_heads(op, made);
       kv = op.kv;
       args.layer = op.layer;  // what a value that cannot be stored is reported with
       continue;
@@ -266,31 +301,7 @@ size_t CudaExecutable::add_heads(size_t at) {
     if (!(norm || op.kind == OpKind::rope) || op.head_dim != args.head_dim || made.size() == 3 ||
         (!made.empty() && set_of(op.out) != set_of(made[0].out)))
       break;
-    Made m{HeadJob{}, op.in[0], op.out, false};
-    m.job.n_head = width(op.out) / op.head_dim;
-    m.job.w = op.w[0] == kNone ? nullptr : weights_.vectors[size_t(op.w[0])];
-    m.job.norm = true;
-    m.job.eps = op.eps;
-    m.job.scale = op.scale;
-    m.job.output_rows = set_of(op.out) == graph::RowSet::kOutput;
-    if (op.kind == OpKind::rope) {
-      const RopeTableArgs& rope = ropes_[size_t(op.rope)];
-      m.job.turns = rope.turns;
-      m.job.n_pairs = rope.n_pairs;
-      m.job.half = graph_.ropes[size_t(op.rope)].n_rot / 2;
-      m.job.max_rows = max_rows_;
-      // Queries stand in the basis of the keys they meet.
-      for (const Op& reader : graph_.ops) {
-        ValueId q = reader.in[0];
-        if (reader.kind != OpKind::attention) continue;
-        for (const Op& select : graph_.ops)
-          if (select.kind == OpKind::select_rows && select.out == q) q = select.in[0];
-        if (q != op.out) continue;
-        m.query = true;
-        m.job.basis = basis_of(kv_[size_t(reader.kv)].k_form);
-      }
-    }
-    made.push_back(m);
+    made.push_back(make_heads(op));
   }
   if (used == 0)
     fail(ErrorCode::kFailed, "cuda: op {} of layer {} has a head size that is not built",
@@ -650,10 +661,8 @@ void CudaExecutable::plan_memory() {
     if (first[v] >= 0) order.push_back(v);
   std::ranges::stable_sort(order, {}, [&](size_t v) { return first[v]; });
   std::vector<Arena> arenas;
-  size_t widest = 0;
   for (size_t v : order) {
     const size_t bytes = size_t(width(ValueId(v))) * size_t(max_rows_) * sizeof(float);
-    widest = std::max(widest, size_t(width(ValueId(v))));
     Arena* best = nullptr;
     for (Arena& arena : arenas) {
       if (decisions_.keep_values || arena.busy_until >= first[v]) continue;
@@ -669,8 +678,12 @@ void CudaExecutable::plan_memory() {
     memory_.emplace_back(arena.bytes, Place::kDevice, "allocating activations");
     for (size_t v : arena.users) value_data_[v] = memory_.back().as<float>();
   }
+}
+
+// What steps need besides: int8 groups, logits, and what products of many rows read and share.
+void CudaExecutable::allocate_scratch() {
   const size_t few = size_t(std::min(max_rows_, kMaxMatvecRows));
-  for (size_t v = 0; v < n; ++v) {
+  for (size_t v = 0; v < graph_.values.size(); ++v) {
     if (!int8_[v]) continue;
     const size_t w = size_t(width(ValueId(v)));
     memory_.emplace_back(few * w, Place::kDevice, "allocating activations");
@@ -686,7 +699,9 @@ void CudaExecutable::plan_memory() {
                  "allocating candidates");
   keys_host_ = Memory(backends::kMaxCandidates * sizeof(uint64_t), Place::kHost, "allocating candidates");
   if (max_rows_ <= kMaxMatvecRows) return;
-  size_t largest = 0;
+  size_t widest = 0, largest = 0;
+  for (size_t v = 0; v < graph_.values.size(); ++v)
+    if (value_data_[v]) widest = std::max(widest, size_t(width(ValueId(v))));
   for (const MatrixView& m : weights_.matrices)
     if (gemm_expands(m, decisions_.portable_kernels))
       largest = std::max(largest, size_t(m.n_in) * size_t(m.n_out));

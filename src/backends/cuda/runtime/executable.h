@@ -116,6 +116,8 @@ class CudaExecutable final : public backends::Executable {
   void build_nodes();
   size_t add_norm(size_t at);
   size_t add_heads(size_t at);
+  HeadsNode::Made make_heads(const graph::Op& op) const;
+  void store_heads(const graph::Op& op, std::vector<HeadsNode::Made>& made) const;
   size_t add_matmul(size_t at);
   void add_matmul_node(const graph::Op& op, std::vector<Part> parts, std::string name);
   void note_lead(const std::vector<Part>& parts, bool streamed);
@@ -131,6 +133,7 @@ class CudaExecutable final : public backends::Executable {
   bool feeds_int8(graph::ValueId v) const;
   QuantRows quantized(graph::ValueId v, const Rows& rows) const;
   void plan_memory();
+  void allocate_scratch();
   void prepare_ropes();
   void prepare_kv();
   void size_attention();
