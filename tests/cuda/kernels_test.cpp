@@ -353,7 +353,7 @@ TEST(CudaPromptKernel, AFewPageTilesAtATime) {
       }
 }
 
-// f16 pages of long contexts are made tiles too, the newest one as far as it is written.
+// f16 pages of long contexts, the newest one as far as it is written.
 TEST(CudaPromptKernel, LongContextsOfHalves) {
   KVASIR_NEEDS_CUDA();
   for (int d : {256, 512})

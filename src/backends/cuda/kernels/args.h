@@ -32,8 +32,8 @@ bool kernel_loads(const void* kernel);
 // Bytes of shared memory a block may have on the current device.
 size_t shared_memory_limit();
 int multiprocessors();
-// Rows of 16-bit values in memory, for copies of boxes of 64 rows by 64 values into shared memory, piece p of row
-// r at p ^ (r % 8) (sm_90). The words are the vendor's.
+// Rows of 16-bit values in memory, for copies of boxes of 64 rows by 64 values into shared memory, piece p of
+// row r at p ^ (r % 8) (sm_90). The words are the vendor's.
 struct alignas(64) RowsMap {
   uint64_t words[16] = {};
 };
@@ -163,7 +163,7 @@ struct KvView {
 };
 
 // Pages that the rows of a prompt see, as the tiles its kernel multiplies: [page][KV head][side][term], f16
-// in units of a power of two (1 unless f16 cannot hold it), or bf16 of a cache of f32 (two terms) or bf16.
+// in units of a power of two (1 unless f16 cannot hold it), or bf16 of a cache of f32 (two terms).
 // Encoded sides always, others if `plain`. Longer ranges are taken in turns.
 struct PageTiles {
   uint8_t* tiles = nullptr;

@@ -573,8 +573,7 @@ void CudaExecutable::add_attention(const Op& op) {
     args.n_splits = attention_splits(args.kv, args.n_head, n, args.max_pages, kernel);
     args.partial = partial_.as<float>();
     args.partial_sums = partial_sums_.as<float>();
-    if (kernel == AttentionKernel::kPrompt && needs_page_tiles(args.kv))
-      return attend_by_sequence(args, kv, n);
+    if (kernel == AttentionKernel::kPrompt) return attend_by_sequence(args, kv, n);
     args.expanded.newest = slot().rows.back().pos;
     attend(next(), args, step_view(), kernel, [this] { return next(); });
   });

@@ -73,7 +73,8 @@ class CudaBackend final : public backends::Backend {
                                                     : fmt::format("sm_{}{}", device_.major, device_.minor);
     isa_ = isa.empty() ? own : std::string(isa);
     if (isa_ != own && isa_ != kPortable)
-      fail(ErrorCode::kUsage, "kernels '{}' are unknown or not for this device; it has {} and {}", isa, own, kPortable);
+      fail(ErrorCode::kUsage, "kernels '{}' are unknown or not for this device; it has {}{}", isa,
+           own == kPortable ? "" : own + " and ", kPortable);
     portable_ = isa_ == kPortable || !hopper;
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   }

@@ -34,8 +34,8 @@ class Memory {
   T* as() const {
     return static_cast<T*>(data_);
   }
-  // Zeros, and a copy of `bytes` from the host. Both return when they stand there, for every stream: the vendor's
-  // own calls return before that, and streams of ours do not wait for the one they use.
+  // Zeros, and a copy of `bytes` from the host. Both return when they stand there, for every stream: the
+  // vendor's own calls return before that, and streams of ours do not wait for the one they use.
   void clear(std::string_view doing) const;
   void fill(const void* from, size_t bytes, std::string_view doing) const;
   static uint64_t allocations();  // of this process so far

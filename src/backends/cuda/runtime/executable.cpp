@@ -451,6 +451,7 @@ void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int kv, int n
       for (int r = begin; r < end; ++r)
         oldest = std::min(oldest, row(r).pos), newest = std::max(newest, row(r).pos);
       part.expanded = tiles_of(args.kv, seq, oldest, newest);
+      if (!needs_page_tiles(args.kv)) part.expanded.tiles = nullptr;
       if (tiles_kv_ == kv) part.expanded.made_from = tiles_made_;
       tiles_kv_ = -1;
     }

@@ -67,14 +67,18 @@ RowsMap map_rows(const void* rows, int n_values) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found{};
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
-          "asking the driver for tensor maps");
+    check(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
+        "asking the driver for tensor maps");
     if (!entry || found != cudaDriverEntryPointSuccess)
-      fail(ErrorCode::kNoDevice, "CUDA: the driver has no tensor maps; install a driver for CUDA 13 or later");
+      fail(ErrorCode::kNoDevice,
+           "CUDA: this driver does not offer tensor maps (cuTensorMapEncodeTiled); install one for CUDA 13 "
+           "or later");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
   // As many rows as coordinates reach: whoever copies names rows that are there.
-  const cuuint64_t sizes[2] = {cuuint64_t(n_values), cuuint64_t(1) << 31}, row_bytes = cuuint64_t(n_values) * 2;
+  const cuuint64_t sizes[2] = {cuuint64_t(n_values), cuuint64_t(1) << 31},
+                   row_bytes = cuuint64_t(n_values) * 2;
   const cuuint32_t box[2] = {64, 64}, steps[2] = {1, 1};
   CUtensorMap map{};
   const CUresult status =
@@ -82,7 +86,8 @@ RowsMap map_rows(const void* rows, int n_values) {
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
-    fail(ErrorCode::kFailed, "CUDA: the driver refuses a map of rows of {} values (error {})", n_values, int(status));
+    fail(ErrorCode::kFailed, "CUDA: the driver refuses a map of rows of {} values (error {})", n_values,
+         int(status));
   static_assert(sizeof(map) == sizeof(RowsMap));
   return std::bit_cast<RowsMap>(map);
 }

@@ -316,7 +316,7 @@ void run(const Launch& how, const AttentionArgs& args, const StepView& step, boo
   const int group = args.n_head / args.kv.n_kv, heads = std::min(group, kDecodeColumns);
   const int head_tiles = (group + heads - 1) / heads, rows_each = one_row ? 1 : M / heads;
   constexpr size_t kBytes = sizeof(Shared<D, M>), kMost = 227 * 1024;
-  const int early = first_position(args) % rows_each;
+  const int early = kPage % rows_each == 0 ? first_position(args) % rows_each : 0;
   const KvView& kv = args.kv;
   const size_t pairs = size_t(pair_bytes(kv.k_form) + (kv.v_form == kv.k_form ? 0 : pair_bytes(kv.v_form)));
   const bool fits = pairs > 0 && kBytes + pairs <= kMost;

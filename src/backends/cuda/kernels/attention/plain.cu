@@ -243,11 +243,11 @@ AttentionKernel choose_attention(const KvView& kv, int n_rows, bool flash, bool 
 }
 
 int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, AttentionKernel kernel) {
-  constexpr int kProcessors = 132;
+  const int processors = multiprocessors();
   const int group = n_head / kv.n_kv;
   if (kernel == AttentionKernel::kDecode) {
     const int tiles = max_pages * std::max(1, 512 / kv.head_dim);
-    return std::clamp(kProcessors / (kv.n_kv * decode_head_tiles(group) * n_rows), 1, std::max(1, tiles));
+    return std::clamp(processors / (kv.n_kv * decode_head_tiles(group) * n_rows), 1, std::max(1, tiles));
   }
   const bool plain = kernel == AttentionKernel::kPlain;
   if (n_rows > kMaxDecodeRows) {
@@ -255,10 +255,10 @@ int attention_splits(const KvView& kv, int n_head, int n_rows, int max_pages, At
     const int blocks = plain                                ? n_rows * n_head
                        : kernel == AttentionKernel::kPrompt ? prompt_kernel_blocks(kv, n_head, n_rows)
                                                             : prompt_blocks(kv, n_head, n_rows);
-    return std::clamp(kProcessors / blocks, 1, std::max(1, max_pages));
+    return std::clamp(processors / blocks, 1, std::max(1, max_pages));
   }
   const int heads = plain ? n_head : kv.n_kv * flash_head_tiles(group);
-  return std::clamp(2 * kProcessors / (heads * n_rows), 1, std::max(1, max_pages));
+  return std::clamp(2 * processors / (heads * n_rows), 1, std::max(1, max_pages));
 }
 
 static void merge_attention(const Launch& how, const AttentionArgs& args) {

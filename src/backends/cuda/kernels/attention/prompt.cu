@@ -526,7 +526,9 @@ struct Consumer {
         release(turn, false);
         turn = values.after(kSide);
         weigh_page(v, page, unit, score_of, largest, sum, keep);
-        slots.wait_full(turn);  // here: the assembler moves no sums over a loop, but all of them behind a wait
+        // Waited for here, not where it is read: the assembler moves all of the above behind the next wait,
+        // where no products would run beside it, unless a loop stands between.
+        slots.wait_full(turn);
         wait_products<0>();
         hold_sums(o);
         release(values, true);
@@ -674,7 +676,7 @@ template <int D>
 void run(const Launch& how, const AttentionArgs& args, const StepView& step, int first_pos) {
   const int group = args.n_head / args.kv.n_kv, heads = std::min(group, kMaxHeads);
   const int head_tiles = (group + heads - 1) / heads, rows_each = rows_of_block<D>(args.kv, heads);
-  const int early = first_pos % rows_each;
+  const int early = kPage % rows_each == 0 ? first_pos % rows_each : 0;
   const dim3 blocks(unsigned(args.n_splits), unsigned(args.kv.n_kv * head_tiles),
                     unsigned((early + args.n_rows + rows_each - 1) / rows_each));
   const RowsMap map = has_map(args.kv) ? map_rows(args.kv.pages, D) : RowsMap{};

@@ -50,7 +50,7 @@ __device__ __noinline__ float make_tile(const uint8_t* data, int low, const Leve
   return kUnit;
 }
 
-// f16 or bf16 rows [low, end); zeros elsewhere: what no query sees cannot spread a NaN.
+// f16 rows [low, end) (the other side is of codes); zeros elsewhere: what no query sees cannot spread a NaN.
 template <int D>
 __device__ __forceinline__ float copy_tile(const uint8_t* data, int low, int end, uint8_t* tile) {
   constexpr int kUnits = D / 8, kEach = kPage * kUnits / kThreads;

@@ -130,10 +130,11 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int byt
       : "memory");
 }
 // A box of 64 rows by 64 values of a map, from `row` and `value` on: 8 KB. Asked for by one thread.
-__device__ __forceinline__ void copy_box(uint32_t to, const RowsMap& map, int value, int row, uint32_t barrier) {
+__device__ __forceinline__ void copy_box(uint32_t to, const RowsMap& map, int value, int row,
+                                         uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          to),
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3}], [%4];" ::"r"(to),
       "l"(&map), "r"(value), "r"(row), "r"(barrier)
       : "memory");
 }

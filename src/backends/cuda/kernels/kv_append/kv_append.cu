@@ -151,8 +151,8 @@ __device__ __forceinline__ void make_tile_row(const KvView& kv, const PageTiles&
   }
 }
 
-// Pages before tiles.older_end, which earlier steps have encoded: blocks beside those of the heads make tiles of
-// them, a warp a row.
+// Pages before tiles.older_end, which earlier steps have encoded: blocks beside those of the heads make tiles
+// of them, a warp a row.
 int older_rows(const HeadArgs& a) {
   const int pages = a.tiles.tiles ? std::max(0, std::min(a.tiles.older_end, a.tiles.end) - a.tiles.first) : 0;
   return pages * a.kv.n_kv * 2 * kPage;

@@ -52,7 +52,7 @@ struct StreamArgs {
 };
 inline constexpr int kMaxStreamRow = 24576, kMaxNormedRow = 6144;
 bool can_stream(const MatvecArgs& product);  // forms and sizes only
-// Of 32 outputs, made by one block each, when they are wanted.
+// How many groups of 32 outputs the launch would leave in StreamArgs::groups.
 int stream_groups(const MatvecArgs& product, int multiprocessors = 0);
 void stream_matvec(const Launch& how, const StreamArgs& args);
 

@@ -44,8 +44,9 @@ struct StreamRow {
 // Which matrix rows a block has, in units of one or a few: first such as fill groups of 32 outputs, block
 // after block, then an even share of the rest.
 struct Deal {
-  int blocks, whole, each,
-      more;  // whole: of every block; each: of the rest, and the first `more` blocks one more
+  int blocks;
+  int whole;       // units that every block has first, in groups left whole
+  int each, more;  // units of the rest that every block has, and how many blocks have one more
   __device__ __forceinline__ int count(int block) const { return whole + each + int(block < more); }
   __device__ __forceinline__ int at(int block, int i) const {
     return i < whole ? block * whole + i : (blocks - 1) * whole + block * each + min(block, more) + i;

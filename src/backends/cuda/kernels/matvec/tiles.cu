@@ -5,8 +5,9 @@
 //   are operand B: its column 2 j holds the same words 0 and 2 of group j, column 2 j + 1 words 1 and 3, and
 //   both are zero at the other groups' values. So elements 0 and 3 of the result are the group's product, in
 //   the lane that brought the group and has its scale.
-// Blocks of threads take rows one by one, so that each reads as much. The tiles' blocks of 256
-// values are shared among its warps in turn, and each warp copies its own, a few ahead, to a ring of its own.
+// Blocks of threads take even shares of the rows (whole groups of 32 first where groups are left: stream.cuh,
+// Deal). The tiles' blocks of 256 values are shared among its warps in turn, and each warp copies its own, a
+// few ahead, to a ring of its own.
 #include <algorithm>
 
 #include "backends/cuda/kernels/matvec/stream.cuh"

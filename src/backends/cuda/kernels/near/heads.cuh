@@ -106,8 +106,7 @@ __device__ __forceinline__ void make_head(const HeadPlan<H>& plan, KvBasis basis
   load_turns(plan, lane, c, s);
 #pragma unroll
   for (int i = 0; i < H; ++i) sum += x[0][i] * x[0][i] + x[1][i] * x[1][i];
-  const float inverse =
-      plan.norm ? rsqrtf(warp_sum(sum) * (1.0f / (64 * H)) + plan.eps) * plan.scale : 1.0f;
+  const float inverse = plan.norm ? rsqrtf(warp_sum(sum) * (1.0f / (64 * H)) + plan.eps) * plan.scale : 1.0f;
 #pragma unroll
   for (int i = 0; i < H; ++i) {
     const float a = x[0][i] * inverse * plan.w[0][i], b = x[1][i] * inverse * plan.w[1][i];

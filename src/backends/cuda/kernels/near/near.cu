@@ -565,13 +565,13 @@ __device__ __forceinline__ void merge(const NearArgs& a, S& shared, int head, in
 }
 
 // At most 72 registers, so that a block fits beside one of the products before or after it: a quarter of a
-// multiprocessor has 512 for each lane, and five warps of a product take 56 each. Codes of 128 keys need more.
+// multiprocessor has 512 for each lane, and five warps of a product take 56 each. Codes of 128 keys need
+// more.
 template <int D, typename Forms, int kN>
 constexpr int kBoundThreads = D <= 256 && Forms::kKnown && (kN <= 64 || Forms::kPlain) ? 448 : kThreads;
 
 template <int D, typename Forms, int kN>
-__global__ void KVASIR_CLUSTER(kRanks)
-    __launch_bounds__((kBoundThreads<D, Forms, kN>), D <= 256 ? 2 : 1)
+__global__ void KVASIR_CLUSTER(kRanks) __launch_bounds__((kBoundThreads<D, Forms, kN>), D <= 256 ? 2 : 1)
     near_kernel(const __grid_constant__ NearArgs a, const __grid_constant__ StepView step) {
   extern __shared__ __align__(16) uint8_t memory[];
   using S = Shared<D, Forms, kN>;
