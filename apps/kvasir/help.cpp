@@ -69,7 +69,9 @@ std::string command_help(const Command& command, bool color) {
   size_t start = 0;
   while (start < command.description.size()) {
     const size_t end = std::min(command.description.find("\n\n", start), command.description.size());
-    out += wrap(command.description.substr(start, end - start), 0, 0) + "\n";
+    const auto lines = split(command.description.substr(start, end - start), '\n');
+    for (size_t i = 0; i < lines.size(); ++i)  // lines after the first are items of a list
+      out += (i > 0 ? "  " + wrap(lines[i], 4, 2) : wrap(lines[i], 0, 0)) + "\n";
     start = end + 2;
     if (start < command.description.size()) out += "\n";
   }

@@ -38,7 +38,11 @@ std::string option(const Flag& flag) {
 
 std::string paragraphs(std::string_view text) {
   std::string out;
-  for (const std::string& line : split(text, '\n')) out += line.empty() ? ".PP\n" : roff(line) + "\n";
+  bool within = false;  // a paragraph, whose lines after the first are items of a list
+  for (const std::string& line : split(text, '\n')) {
+    out += line.empty() ? ".PP\n" : (within ? ".br\n" : "") + roff(line) + "\n";
+    within = !line.empty();
+  }
   return out;
 }
 

@@ -75,8 +75,8 @@ struct RigSpec {
   Arithmetic values() const { return arithmetic_of(v, kernel); }
 };
 
-// Types that flash attention of this backend cannot multiply: it says so and reads them in single precision, but for what
-// in_terms() names.
+// Types that flash attention of this backend cannot multiply: it says so and reads them in single precision,
+// but for what in_terms() names.
 bool outranges_flash(const backends::Caps& caps, DType type);
 // Pairs of them that it multiplies in two bf16 terms all the same (Kernel::kTerms): a few rows, or many.
 bool in_terms(const backends::Caps& caps, const RigSpec& spec, bool many_rows);

@@ -388,7 +388,7 @@ PageTiles CudaExecutable::tiles_of(const KvView& kv, int seq, int oldest, int ne
   const int first =
       std::max(sequences[seq].first_pos[kv.window > 0], kv.window > 0 ? oldest - kv.window + 1 : 0);
   PageTiles tiles;
-  tiles.tiles = page_tiles_.as<uint8_t>();
+  if (needs_page_tiles(kv)) tiles.tiles = page_tiles_.as<uint8_t>();
   tiles.units = page_units_.as<float>();
   tiles.capacity = int(int64_t(page_tiles_.size()) / (page_tile_bytes(kv.head_dim) * page_tiles(kv)));
   tiles.sequence = seq;
@@ -451,7 +451,6 @@ void CudaExecutable::attend_by_sequence(const AttentionArgs& args, int kv, int n
       for (int r = begin; r < end; ++r)
         oldest = std::min(oldest, row(r).pos), newest = std::max(newest, row(r).pos);
       part.expanded = tiles_of(args.kv, seq, oldest, newest);
-      if (!needs_page_tiles(args.kv)) part.expanded.tiles = nullptr;
       if (tiles_kv_ == kv) part.expanded.made_from = tiles_made_;
       tiles_kv_ = -1;
     }

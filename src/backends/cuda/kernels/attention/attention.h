@@ -31,13 +31,11 @@ struct AttentionArgs {
   bool output_rows = false;
   bool settled = false;  // the step has one row: pages but its own are as earlier steps left them
   bool resumed = false;  // parts hold what earlier pages gave
-  PageTiles
-      expanded;  // kPrompt: rows of one sequence, `first` and `end` what they see; `newest` of every prompt
+  PageTiles expanded;    // kPrompt: rows of one sequence, what they see; tiles null where none are needed
   float scale = 1, softcap = 0;
 };
 
-// Position of the first row, where rows follow each other up to `newest`; blocks of rows begin where pages
-// do.
+// Of the first row, where rows follow each other up to expanded.newest: blocks of rows begin where pages do.
 inline int first_position(const AttentionArgs& args) {
   const int first = args.expanded.newest + 1 - args.n_rows;
   return first > 0 ? first : 0;

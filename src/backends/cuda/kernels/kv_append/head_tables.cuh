@@ -54,6 +54,23 @@ inline constexpr float kHeadNorm = D == 64    ? 0.125f
                                    : D == 256 ? 0.0625f
                                               : 0.04419417382415922f;
 
+// A lane's E values that follow each other, 16 bytes at a time.
+template <int E>
+__device__ __forceinline__ void load_values(const float* from, float (&x)[E]) {
+  if constexpr (E == 1) {
+    x[0] = *from;
+  } else if constexpr (E == 2) {
+    const float2 v = *reinterpret_cast<const float2*>(from);
+    x[0] = v.x, x[1] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < E; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + i);
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+  }
+}
+
 // H_E x of a lane's own values. Loops of known length: others stay loops at 16 values, and x in memory.
 template <int E>
 __device__ __forceinline__ void lane_hadamard(float (&x)[E]) {

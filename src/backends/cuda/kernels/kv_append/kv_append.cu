@@ -38,19 +38,6 @@ struct QuickScratch {
 
 // A lane's E values that follow each other, 16 bytes at a time.
 template <int E>
-__device__ __forceinline__ void load_values(const float* from, float (&x)[E]) {
-  if constexpr (E == 2) {
-    const float2 v = *reinterpret_cast<const float2*>(from);
-    x[0] = v.x, x[1] = v.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < E; i += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(from + i);
-      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
-    }
-  }
-}
-template <int E>
 __device__ __forceinline__ void store_values(float* to, const float (&x)[E]) {
   if constexpr (E == 2) {
     *reinterpret_cast<float2*>(to) = {x[0], x[1]};

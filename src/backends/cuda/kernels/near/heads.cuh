@@ -8,22 +8,6 @@
 
 namespace kvasir::cuda {
 
-template <int H>
-__device__ __forceinline__ void load_floats(const float* from, float (&v)[H]) {
-  if constexpr (H == 1) {
-    v[0] = *from;
-  } else if constexpr (H == 2) {
-    const float2 x = *reinterpret_cast<const float2*>(from);
-    v[0] = x.x, v[1] = x.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < H; i += 4) {
-      const float4 x = *reinterpret_cast<const float4*>(from + i);
-      v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
-    }
-  }
-}
-
 // What a warp needs to make a head, but its input.
 template <int H>
 struct HeadPlan {
@@ -50,7 +34,7 @@ __device__ __forceinline__ HeadPlan<H> plan_head(const NearJob& job, const float
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int i = 0; i < H; ++i) plan.w[half][i] = works ? 1.0f : 0.0f;
-    if (works && job.w) load_floats(job.w + half * 32 * H + lane * H, plan.w[half]);
+    if (works && job.w) load_values(job.w + half * 32 * H + lane * H, plan.w[half]);
     plan.signs[half] = signs_from<H>(side, half * 32 * H + lane * H);
     asm volatile("" : "+r"(plan.signs[half]));  // not later
   }
@@ -88,8 +72,8 @@ __device__ __forceinline__ void load_turns(const HeadPlan<H>& plan, int lane, fl
 #pragma unroll
     for (int k = 0; k < kEach; ++k) cosines[k] = 1, sines[k] = 0;
     if (plan.turns && lane * H + i < plan.n_pairs) {
-      load_floats(plan.turns + i, cosines);
-      load_floats(plan.turns + plan.n_pairs + i, sines);
+      load_values(plan.turns + i, cosines);
+      load_values(plan.turns + plan.n_pairs + i, sines);
     }
 #pragma unroll
     for (int k = 0; k < kEach; ++k) c[i + k] = cosines[k], s[i + k] = sines[k];
@@ -101,8 +85,8 @@ template <int H, bool kBlocks>
 __device__ __forceinline__ void make_head(const HeadPlan<H>& plan, KvBasis basis, int side, int lane,
                                           float (&x)[2][H]) {
   float c[H], s[H], sum = 0;
-  load_floats(plan.in, x[0]);
-  load_floats(plan.in + 32 * H, x[1]);
+  load_values(plan.in, x[0]);
+  load_values(plan.in + 32 * H, x[1]);
   load_turns(plan, lane, c, s);
 #pragma unroll
   for (int i = 0; i < H; ++i) sum += x[0][i] * x[0][i] + x[1][i] * x[1][i];

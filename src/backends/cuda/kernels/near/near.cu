@@ -565,8 +565,8 @@ __device__ __forceinline__ void merge(const NearArgs& a, S& shared, int head, in
 }
 
 // At most 72 registers, so that a block fits beside one of the products before or after it: a quarter of a
-// multiprocessor has 512 for each lane, and five warps of a product take 56 each. Codes of 128 keys need
-// more.
+// multiprocessor has 512 for each lane, and five warps of a product take 56 each. Codes of 128 keys
+// need more.
 template <int D, typename Forms, int kN>
 constexpr int kBoundThreads = D <= 256 && Forms::kKnown && (kN <= 64 || Forms::kPlain) ? 448 : kThreads;
 
