@@ -415,7 +415,7 @@ void run(const Launch& how, const StreamArgs& args) {
          {launch_memory(args, memory_of<F>(k), k.deal.blocks), kMostStreamMemory}, tiles_kernel<F>, k);
 }
 
-// Where they beat products by lanes on an H200 (docs/benchmarks-cuda.md): they take longer to begin.
+// Where they beat products by lanes on an H200 (docs/cuda-notes.md): they take longer to begin.
 bool win(const MatvecArgs& product) {
   const int sides = product.parts[0].w2.form != WeightForm::kNone ? 2 : 1;
   int rows = 0;
