@@ -123,6 +123,72 @@ TEST_P(CudaMatmul, OneRowOfEverySize) {
   }
 }
 
+// What becomes of a product of one row: activation, factor and residual; and three matrices over one row.
+TEST_P(CudaMatmul, OneRowThatIsChangedAndOneInParts) {
+  KVASIR_NEEDS_CUDA();
+  const DType type = GetParam();
+  if (formats::require(type).block == 1) GTEST_SKIP() << "not an int8 form";
+  constexpr int kIn = 1536, kToken = 1;
+  const std::array<int, 3> outs = {288, 1536, 256};
+  SmallGraph small;
+  const graph::ValueId x = small.input("x", DType::f32, kIn, 2, 1),
+                       factor = small.input("f", DType::f32, outs[0], 2, 2),
+                       residual = small.input("r", DType::f32, outs[0], 2, 3);
+  std::vector<graph::Op> ops;
+  for (int i = 0; i < 4; ++i) {  // the first alone, then three
+    graph::Op op;
+    op.kind = OpKind::matmul;
+    op.in[0] = x;
+    if (i == 0) op.act = graph::Activation::kGeluTanh, op.in[1] = residual, op.in[2] = factor;
+    op.w[0] = small.add(make_table("w", type, kIn, outs[size_t(i % 3)], uint32_t(4 + i), 0.05f));
+    op.out = small.value("y" + std::to_string(i), outs[size_t(i % 3)]);
+    ops.push_back(op);
+    if (i == 0) {  // a norm between, or they would be one launch
+      graph::Op norm;
+      norm.kind = OpKind::norm;
+      norm.in[0] = op.out;
+      norm.w[0] = small.add(make_table("n", DType::f32, outs[0], 1, 9));
+      norm.eps = 1e-6f;
+      norm.out = small.value("n", outs[0]);
+      ops.push_back(norm);
+    }
+  }
+  small.graph.ops.insert(small.graph.ops.end(), ops.begin(), ops.end());
+  const auto backend = backends::create_backend("cuda", 1);
+  backend->upload(small.graph, nullptr, nullptr);
+  backends::Decisions decisions;
+  decisions.keep_values = true;
+  const auto executable = backend->compile(small.graph, decisions, {}, 1);
+  const auto value = [&](size_t table, size_t i) { return double(small.tables[table]->values[i]); };
+  graph::SequenceView sequence;
+  const Row row{kToken, 0, 0, 0};
+  std::vector<std::vector<float>> first(4);
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    executable->submit({{&row, 1}, {&sequence, 1}});
+    for (size_t i = 0; i < 4; ++i) {
+      const size_t n_out = size_t(outs[i % 3]), table = i == 0 ? 3 : 4 + i;  // the norm's weights lie between
+      const auto got = executable->inspect(ops[i == 0 ? 0 : i + 1].out);
+      ASSERT_EQ(n_out, got.size());
+      if (repeat > 0) {
+        ASSERT_EQ(0, std::memcmp(first[i].data(), got.data(), got.size_bytes())) << i << ", " << repeat;
+        continue;
+      }
+      first[i].assign(got.begin(), got.end());
+      std::vector<double> y;
+      for (size_t o = 0; o < n_out; ++o) {
+        double sum = 0;
+        for (size_t j = 0; j < kIn; ++j) sum += value(0, kToken * kIn + j) * value(table, o * kIn + j);
+        if (i == 0)
+          sum = sum / (1 + std::exp(-2 * 0.7978845608 * (sum + 0.044715 * sum * sum * sum))) *
+                    value(1, kToken * n_out + o) +
+                value(2, kToken * n_out + o);
+        y.push_back(sum);
+      }
+      EXPECT_LE(nmse(got, y), 2e-4) << i;
+    }
+  }
+}
+
 // Two norms and a residual before a product, which makes them itself when there is one row; another product
 // reads what the first norm leaves.
 struct NormedGraph {

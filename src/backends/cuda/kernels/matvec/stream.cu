@@ -9,6 +9,9 @@ namespace {
 constexpr int kStageMemory = 92 * 1024;  // of one stage at most
 constexpr int kMaxChunkRows = 16;
 constexpr int kChunkBytes = 6144;  // of one matrix, about: what a copy should be worth
+// A gated pair fills its ring while attention and the output projection before it run, whose few reads wait
+// behind that: its asks pause a nanosecond for so many bytes (docs/cuda-notes.md).
+constexpr int kPauseBytes = 43;
 
 // A chunk is a run of matrix rows: of both matrices of a gated pair.
 struct Kernel : StreamProduct {
@@ -18,6 +21,9 @@ struct Kernel : StreamProduct {
   int plane_at[kPlanes];    // in one side of a stage
   int side_bytes;           // of a stage
   int copy_bytes;           // of a side's planes but those that shift
+  int late;                 // chunks left to ask for when the next launch may start; -1: it may at once
+  int pause;                // ns after each chunk asked for until the ring is full
+  bool direct;              // the warp that has a row's sum stores it
 };
 
 // Units of the row that a lane holds.
@@ -41,10 +47,12 @@ __device__ __forceinline__ void fetch(const Kernel& k, StreamMemory& memory, uin
   const uint64_t policy = read_once();
   const int block = int(blockIdx.x);
   int s = 0, phase = 1;
+  const int late_at = k.late < 0 ? -1 : max(0, n_chunks - k.late);
 #pragma unroll 1
   for (int i = 0; i < n_chunks; ++i) {
     const int c = k.deal.at(block, i);
     if (i >= k.stages) wait_barrier(&memory.empty[s], phase);
+    if (i == late_at) let_next_start();
     const StreamPart& part = part_of(k.parts, k.n_parts, c);
     int expected = k.sides * k.copy_bytes;
     if constexpr (kShifts<F>)
@@ -71,10 +79,32 @@ __device__ __forceinline__ void fetch(const Kernel& k, StreamMemory& memory, uin
       }
     }
     if (++s == k.stages) s = 0, phase ^= 1;
+    if (k.pause > 0 && i + 1 < k.stages) __nanosleep(unsigned(k.pause));
   }
 }
 
-// Products of matrix rows, in turn among groups of warps: sums[row][warp of the group].
+// Where an output of this block goes, and what it is changed by.
+struct Place {
+  float* to = nullptr;
+  Factors factors;
+  Place() = default;
+  __device__ __forceinline__ Place(const Kernel& k, int chunk, int o, int lane) {
+    const int c = k.deal.at(int(blockIdx.x), chunk), in_chunk = o & ((1 << k.log_rows) - 1);
+    if (k.n_parts == 1) {
+      const int row = ((c - k.parts[0].first) << k.log_rows) + in_chunk;
+      to = k.parts[0].out + row;
+      if (lane == 0) factors = Factors(k.parts[0], row);
+    } else {
+      const StreamPart& part = part_of(k.parts, k.n_parts, c);
+      to = part.out + ((c - part.first) << k.log_rows) + in_chunk;
+    }
+  }
+  __device__ __forceinline__ void store(const Kernel& k, float y) const {
+    *to = k.n_parts == 1 ? output_of(k.parts[0], y, 1.0f, factors) : y;
+  }
+};
+
+// Products of matrix rows, in turn among groups of warps: sums[row][warp of the group], or the outputs.
 template <WeightForm F>
 __device__ __forceinline__ void multiply_rows(const Kernel& k, StreamMemory& memory, const uint8_t* stages,
                                               const InputView& input, float* sums, int n_rows) {
@@ -97,6 +127,8 @@ __device__ __forceinline__ void multiply_rows(const Kernel& k, StreamMemory& mem
     const int local = row & ((1 << log_all) - 1), side = local >> k.log_rows,
               in_side = local & ((1 << k.log_rows) - 1);
     const uint8_t* at = stages + (s * k.sides + side) * k.side_bytes;
+    Place place;
+    if (k.direct) place = Place(k, chunk, row, lane);
     wait_barrier(&memory.full[s], turn & 1);
     const int shift = kShifts<F> ? memory.shift[s][side] : 0;
     float sum = 0;
@@ -112,7 +144,10 @@ __device__ __forceinline__ void multiply_rows(const Kernel& k, StreamMemory& mem
     }
     sum = warp_sum(sum);
     if (lane == 0) {
-      sums[(row << k.log_split) + part] = sum;
+      if (k.direct)
+        place.store(k, sum);
+      else
+        sums[(row << k.log_split) + part] = sum;
       arrive(&memory.empty[s]);
     }
   }
@@ -156,7 +191,7 @@ template <WeightForm F>
 __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_constant__ Kernel k) {
   extern __shared__ __align__(128) uint8_t bytes[];
   StreamMemory& memory = *reinterpret_cast<StreamMemory*>(bytes);
-  if (!k.leads) let_next_start();
+  if (!k.leads && k.late < 0) let_next_start();
   int8_t* q = reinterpret_cast<int8_t*>(bytes + kStreamHeaderBytes);
   GroupMeta* meta = reinterpret_cast<GroupMeta*>(q + k.row.n);
   uint8_t* stages = reinterpret_cast<uint8_t*>(meta + k.row.n / 32);
@@ -178,8 +213,10 @@ __global__ void __launch_bounds__(kStreamThreads, 2) stream_kernel(const __grid_
   if (k.leads) let_next_start();
   const int n_outputs = n_chunks << k.log_rows;
   multiply_rows<F>(k, memory, stages, InputView{nullptr, {q, meta}, k.row.n}, sums, n_outputs * k.sides);
-  workers_sync();
-  store(k, sums, n_outputs, memory);
+  if (!k.direct) {
+    workers_sync();
+    store(k, sums, n_outputs, memory);
+  }
   if (k.row.ready) wait_for_inputs();  // whoever waits for this launch waits for the one before
 }
 
@@ -226,6 +263,21 @@ void share_stages(Kernel& k, int chunks) {
   k.stages -= k.stages % turn;
 }
 
+// The launch after a long gated pair fills its ring while this one ends: from the start it would take what
+// this one waits for. Half a ring before the end is early enough for its blocks (docs/cuda-notes.md).
+int late_start(const StreamArgs& args, const Kernel& k, int chunks) {
+  const bool late = k.sides == 2 && chunks > k.stages && !args.leads && k.deal.blocks <= multiprocessors();
+  return late ? (k.stages + 1) / 2 : -1;
+}
+
+// One warp has the whole sum of a row, and no other needs it. Of several parts outputs are bare sums.
+bool stores_directly(const StreamArgs& args, const Kernel& k) {
+  const MatvecArgs& product = args.product;
+  const auto bare = [](const MatvecPart& p) { return !p.mul && !p.residual && !p.gelu && p.softcap == 0; };
+  return k.sides == 1 && k.log_split == 0 && !(k.groups.q && k.deal.whole > 0) && !k.best &&
+         (k.n_parts == 1 || std::all_of(product.parts, product.parts + product.n_parts, bare));
+}
+
 template <WeightForm F>
 void run(const Launch& how, const StreamArgs& args) {
   const MatvecArgs& product = args.product;
@@ -248,6 +300,9 @@ void run(const Launch& how, const StreamArgs& args) {
   k.stages = std::clamp((kSmallMemory - fixed) / (k.sides * k.side_bytes), 1, std::min(kMaxStages, each));
   share_stages(k, each);
   k.stage_magic = 65536 / k.stages + 1;
+  k.late = late_start(args, k, each);
+  k.pause = k.sides == 2 ? k.side_bytes * 2 / kPauseBytes : 0;
+  k.direct = stores_directly(args, k);
   const size_t bytes = launch_memory(args, fixed + k.stages * k.sides * k.side_bytes, k.deal.blocks);
   launch(how, dim3(unsigned(k.deal.blocks)), dim3(kStreamThreads), {bytes, kMostStreamMemory},
          stream_kernel<F>, k);

@@ -407,16 +407,23 @@ __device__ __forceinline__ float add_up(const float* sums, int n) {
   return y;
 }
 
-// The product `y` of a part's row, with that of the second matrix; what is stored.
-__device__ __forceinline__ float store_output(const StreamPart& part, int row, float y, float gate) {
-  const float mul = part.mul ? part.mul[row] : 1.0f;
-  const float residual = part.residual ? part.residual[row] : 0.0f;
+struct Factors {
+  float mul = 1, residual = 0;
+  Factors() = default;
+  __device__ __forceinline__ Factors(const StreamPart& part, int row)
+      : mul(part.mul ? part.mul[row] : 1.0f), residual(part.residual ? part.residual[row] : 0.0f) {}
+};
+
+// What is stored of the product `y` of a part's row, with that of the second matrix.
+__device__ __forceinline__ float output_of(const StreamPart& part, float y, float gate, Factors factors) {
   if (part.gelu) y = gelu_tanh(y);
-  y = y * gate * mul + residual;
+  y = y * gate * factors.mul + factors.residual;
   if (part.softcap > 0)
     y = part.softcap * (1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * y * part.inverse_softcap)));
-  part.out[row] = y;
   return y;
+}
+__device__ __forceinline__ float store_output(const StreamPart& part, int row, float y, float gate) {
+  return part.out[row] = output_of(part, y, gate, Factors(part, row));
 }
 
 // The values y of a warp's lanes, value `at` and those after it of a row, as their group.
