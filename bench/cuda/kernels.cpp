@@ -421,6 +421,7 @@ void measure_one_row_attention(Device& device) {
   for (DType t : {f16, bf16, q8_0, tbq4_h, tbq3_h, tbq4_ht, tbq3_ht, tbq4_0, tbq3_tcq, q4_0})
     for (auto [geometry, depth] : {std::pair{kE2bSliding, 128},
                                    {kE2bSliding, 32768},
+                                   {kE2bSliding, 32805},  // a window that begins within a page
                                    {kE2bGlobal, 512},
                                    {k12bSliding, 32768},
                                    {k31bSliding, 600},

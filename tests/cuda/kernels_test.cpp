@@ -423,6 +423,23 @@ TEST(CudaNearKernel, EveryTypeAndWhatOutrangesHalves) {
         }
 }
 
+// Blocks that begin and end anywhere in a page, beside exact pages.
+TEST(CudaNearKernel, RowsOfCodesOfAnyPages) {
+  KVASIR_NEEDS_CUDA();
+  for (DType t :
+       {DType::tbq2_h, DType::tbq3_h, DType::tbq4_h, DType::tbq2_ht, DType::tbq3_ht, DType::tbq4_ht})
+    for (int d : {256, 512})
+      for (int depth : {1, 63, 65, 130, 449, 512, 513, 549, 575, 700})
+        for (int exact_first : {0, 3}) {
+          Case c{t, t, d, 8, 1, depth};
+          c.window = depth > 512 ? 512 : 0, c.exact_first = exact_first;
+          Rig rig(c);
+          const std::vector<float> near = rig.run_near(), plain = rig.run(AttentionKernel::kPlain);
+          EXPECT_LE(nmse(near, std::vector<double>(plain.begin(), plain.end())), near_bound(t))
+              << formats::require(t).name << " head size " << d << ", depth " << depth;
+        }
+}
+
 // The same of a few rows, by the kernels for them.
 TEST(CudaDecodeKernel, WhatOutrangesHalves) {
   KVASIR_NEEDS_CUDA();

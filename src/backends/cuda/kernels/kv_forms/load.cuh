@@ -7,60 +7,64 @@
 
 namespace kvasir::cuda {
 
-// Three bytes from byte `at` on.
-__device__ __forceinline__ uint32_t load_24(const uint8_t* base, int at) {
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(base) + at / 4;
-  const uint32_t w0 = words[0], w1 = at % 4 > 1 ? words[1] : 0;
-  return __funnelshift_r(w0, w1, 8 * (at % 4)) & 0xffffff;
-}
-
-// Symbols of eight values of a row of a trellis type, and what is before them in the ring.
-template <int D, int b>
-__device__ __forceinline__ uint32_t load_symbols(const uint8_t* data, int row, int column, uint32_t& before) {
-  const int previous = (column + D / 8 - 1) % (D / 8);
-  if constexpr (b == 2) {
-    const uint16_t* codes = reinterpret_cast<const uint16_t*>(data) + row * (D / 8);
-    before = codes[previous] >> 10;
-    return codes[column];
-  } else if constexpr (b == 3) {
-    const int first = row * (D / 8) * 3;
-    before = data[first + 3 * previous + 2] >> 2;
-    return load_24(data, first + 3 * column);
-  } else {
-    const uint32_t* codes = reinterpret_cast<const uint32_t*>(data) + row * (D / 8);
-    before = codes[previous] >> 24;
-    return codes[column];
-  }
-}
-
 // Values 8 column .. 8 column + 7 of a row, as they lie.
 struct RawUnit {
   uint32_t codes, more;  // of a trellis type: what is before them; q5_0: their fifth bits
   __half scale;
+  uint32_t next = 0;  // until join_unit(): of 3 bits, which may lie in two words, the second
 };
+
+// Where the three bytes of eight values of 3 bits begin, from a multiple of four on.
 template <int D, KvForm F>
-__device__ __forceinline__ RawUnit load_unit(const uint8_t* data, int row, int column) {
+constexpr int byte_of(int row, int column) {
+  return F == KvForm::kTbq3Tcq
+             ? (row * (D / 128) + column / 16) * kTcqBlockBytes + kTcqStreamAt + 3 * (column % 16)
+             : (row * (D / 8) + column) * 3;
+}
+
+// What load_unit() loads, and nothing that waits for it: a batch of units is on its way before the first is
+// joined. (Joined where they were loaded, behind a condition, each of a batch was waited for.)
+template <int D, KvForm F>
+__device__ __forceinline__ RawUnit load_parts(const uint8_t* data, int row, int column) {
   constexpr RegionPlanes kPlanes(F, D);
   constexpr int b = code_bits(F), kEach = scale_block(F) == 0 ? D : scale_block(F);  // values a scale
   RawUnit raw{0, 0, {}};
-  if constexpr (F == KvForm::kTbq3Tcq) {
-    const uint8_t* block = data + (row * (D / 128) + column / 16) * kTcqBlockBytes;
-    const int at = kTcqStreamAt + 3 * (column % 16);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(block) + at / 4;
-    raw.codes = __funnelshift_r(words[0], words[1], 8 * (at % 4));
-    raw.scale = *reinterpret_cast<const __half*>(block);
-    return raw;
-  }
-  raw.scale = reinterpret_cast<const __half*>(
-      data + kPlanes.scales_at())[row * scales_of_row(F, D) + column * 8 / kEach];
-  if constexpr (trellis(F))
-    raw.codes = load_symbols<D, b>(data, row, column, raw.more);
-  else if constexpr (b == 3)
-    raw.codes = load_24(data, (row * (D / 8) + column) * 3);
+  if constexpr (F == KvForm::kTbq3Tcq)
+    raw.scale = *reinterpret_cast<const __half*>(data + (row * (D / 128) + column / 16) * kTcqBlockBytes);
   else
+    raw.scale = reinterpret_cast<const __half*>(
+        data + kPlanes.scales_at())[row * scales_of_row(F, D) + column * 8 / kEach];
+  if constexpr (b == 3) {
+    // The second word is there, too: scales follow the codes of a region, two bytes those of a block.
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(data) + byte_of<D, F>(row, column) / 4;
+    raw.codes = words[0], raw.next = words[1];
+  } else if constexpr (b == 2) {
+    raw.codes = reinterpret_cast<const uint16_t*>(data)[row * (D / 8) + column];
+  } else {
     raw.codes = reinterpret_cast<const uint32_t*>(data)[row * (D / 8) + column];
+  }
+  if constexpr (trellis(F)) {  // a ring: what is before its first codes is its end
+    const int previous = row * (D / 8) + (column + D / 8 - 1) % (D / 8);
+    if constexpr (b == 2) raw.more = reinterpret_cast<const uint16_t*>(data)[previous];
+    if constexpr (b == 3) raw.more = data[previous * 3 + 2];
+    if constexpr (b == 4) raw.more = reinterpret_cast<const uint32_t*>(data)[previous];
+  }
   if constexpr (F == KvForm::kQ5_0) raw.more = (data + kPlanes.high_at())[row * (D / 8) + column];
   return raw;
+}
+template <int D, KvForm F>
+__device__ __forceinline__ RawUnit join_unit(RawUnit raw, int row, int column) {
+  constexpr int b = code_bits(F);
+  if constexpr (b == 3) {
+    raw.codes = __funnelshift_r(raw.codes, raw.next, byte_of<D, F>(row, column) % 4 * 8);
+    if constexpr (F != KvForm::kTbq3Tcq) raw.codes &= 0xffffff;
+  }
+  if constexpr (trellis(F)) raw.more >>= b == 2 ? 10 : b == 3 ? 2 : 24;
+  return raw;
+}
+template <int D, KvForm F>
+__device__ __forceinline__ RawUnit load_unit(const uint8_t* data, int row, int column) {
+  return join_unit<D, F>(load_parts<D, F>(data, row, column), row, column);
 }
 
 template <KvForm F>
@@ -89,9 +93,9 @@ __device__ __forceinline__ bool any_infinite(int4 v) {
   return (of(v.x) | of(v.y) | of(v.z) | of(v.w)) != 0;
 }
 
-// Eight values of any type but qjl1_256, also of those with a loader of their own.
+// Eight values of any type but qjl1_256, also of those with a loader of their own; to be joined.
 template <int D, KvForm F>
-__device__ __forceinline__ RawUnit load_raw(const uint8_t* data, int row, int column) {
+__device__ __forceinline__ RawUnit load_raw_parts(const uint8_t* data, int row, int column) {
   const int unit = row * (D / 8) + column;
   if constexpr (F == KvForm::kQ8_0) {
     const uint2 codes = reinterpret_cast<const uint2*>(data)[unit];
@@ -101,8 +105,12 @@ __device__ __forceinline__ RawUnit load_raw(const uint8_t* data, int row, int co
     return {reinterpret_cast<const uint16_t*>(data)[unit], 0,
             reinterpret_cast<const __half*>(data + kRegionRows * (D / 4))[row]};
   } else {
-    return load_unit<D, F>(data, row, column);
+    return load_parts<D, F>(data, row, column);
   }
+}
+template <int D, KvForm F>
+__device__ __forceinline__ RawUnit load_raw(const uint8_t* data, int row, int column) {
+  return join_unit<D, F>(load_raw_parts<D, F>(data, row, column), row, column);
 }
 template <KvForm F>
 __device__ __forceinline__ int4 expand_raw(const RawUnit& raw, const LevelBytes& levels,

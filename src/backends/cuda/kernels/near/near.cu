@@ -99,11 +99,12 @@ __device__ __forceinline__ bool load_coded(const uint8_t* data, int first, int n
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
       if (const int unit = begin + i * kSideThreads; unit < n * kUnits)
-        raw[i] = load_raw<D, F>(data, first + unit / kUnits, unit % kUnits);
+        raw[i] = load_raw_parts<D, F>(data, first + unit / kUnits, unit % kUnits);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int unit = begin + i * kSideThreads;
       if (unit >= n * kUnits) break;
+      raw[i] = join_unit<D, F>(raw[i], first + unit / kUnits, unit % kUnits);
       raw[i].scale = __hmul(raw[i].scale, by);
       const int4 v = expand_raw<F>(raw[i], levels, tables);
       infinite |= any_infinite(v);
