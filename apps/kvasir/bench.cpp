@@ -95,8 +95,8 @@ std::vector<BenchSetup> setups_of(const Args& args) {
     for (int n_ubatch : args.integers("ubatch-size"))
       for (const engine::KvTypes& kv : kv_pairs(args))
         for (const std::string& flash : args.texts("flash-attn"))
-          setups.push_back(
-              {kv, decided, flash_attention(flash, "-fa", args.text("backend")), n_batch, std::min(n_batch, n_ubatch)});
+          setups.push_back({kv, decided, flash_attention(flash, "-fa", args.text("backend")), n_batch,
+                            std::min(n_batch, n_ubatch)});
   return setups;
 }
 
@@ -208,11 +208,11 @@ std::vector<Flag> setup_flags() {
       {.names = "-ub, --ubatch-size",
        .argument = "LIST",
        .kind = Kind::kIntegers,
-       .fallback = "512",
+       .fallback = "0",
        .group = kGroup,
-       .help = "rows computed together",
-       .min = 1,
-       .max = 65536},
+       .help = "rows computed together; 0: 512 on a CPU, 2048 on a GPU (512 where no more fits)",
+       .min = 0,
+       .max = 8192},
       {.names = "-ctk, --cache-type-k",
        .argument = "LIST",
        .kind = Kind::kKvTypes,

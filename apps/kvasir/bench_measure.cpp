@@ -192,13 +192,14 @@ double predict(const std::optional<decide::MachineTable>& table, const decide::M
   const decide::KvTypes types{setup.kv.k, setup.kv.v, setup.kv.k_sliding, setup.kv.v_sliding};
   double seconds = 0;
   if (test.n_prompt > 0) {
-    const auto p = decide::predict_prompt(*table, geometry, types, test.n_prompt, test.n_depth, setup.n_ubatch);
+    const auto p =
+        decide::predict_prompt(*table, geometry, types, test.n_prompt, test.n_depth, setup.n_ubatch);
     if (!p.cost) return 0;
     seconds += p.cost->total();
   }
   if (test.n_gen > 0) {
-    const auto p = decide::predict_step(*table, geometry, types,
-                                        test.n_depth + test.n_prompt + (test.n_gen + 1) / 2);
+    const auto p =
+        decide::predict_step(*table, geometry, types, test.n_depth + test.n_prompt + (test.n_gen + 1) / 2);
     if (!p.cost) return 0;
     seconds += test.n_gen * p.cost->total();
   }
@@ -235,7 +236,7 @@ void keep_speed(const engine::Model& model, const decide::ModelGeometry& geometr
   const engine::KvTypes& kv = row.setup.kv;
   speed.types = {kv.k, kv.v, kv.k_sliding, kv.v_sliding};
   speed.n_prompt = row.test.n_prompt;
-  speed.n_ubatch = row.test.n_prompt > 0 ? row.setup.n_ubatch : 0;
+  speed.n_ubatch = std::min(row.setup.n_ubatch, row.test.n_prompt);
   speed.depth = row.test.n_depth + (row.test.n_gen + 1) / 2;
   speed.predicted = row.predicted_ts;
   speed.measured = row.median_ts();
@@ -249,8 +250,9 @@ void keep_speed(const engine::Model& model, const decide::ModelGeometry& geometr
 void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup& asked,
                    const BenchPlan& plan, const cpu::Roofline& roofline,
                    const std::function<void(const BenchRow&)>& done) {
-  const BenchSetup setup = resolve(*model, asked, plan);
+  BenchSetup setup = resolve(*model, asked, plan);
   Bench bench(model, setup, plan.tests);
+  if (setup.n_ubatch == 0) setup.n_ubatch = bench.session().options().n_ubatch;
   const backends::Caps caps = model->backend().caps();
   const auto table = stored_machine(caps.name, caps.device, caps.name == "cpu" ? model->n_threads() : 0);
   const decide::ModelGeometry geometry = decide::read_geometry(model->file());

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "command.h"
 #include "decide/geometry.h"
+#include "decide/memory_fit.h"
 #include "formats/format.h"
 #include "gguf/model_config.h"
 #include "graph/kv_layout.h"
@@ -14,7 +15,6 @@
 namespace kvasir::app {
 namespace {
 
-constexpr int kDefaultMicroBatch = 512;
 
 struct LayerClass {
   std::string name;
@@ -103,7 +103,7 @@ bool usable(const std::vector<graph::KvSpec>& caches, const formats::Format& for
 }
 
 uint64_t bytes_at(const Info& info, const formats::Format& format, int n_ctx) {
-  return graph::kv_total_bytes(with_type(info.caches, format), n_ctx, kDefaultMicroBatch, 1);
+  return graph::kv_total_bytes(with_type(info.caches, format), n_ctx, decide::kHostMicroBatch, 1);
 }
 
 // Of a q8_0 cache at the largest context shown (decide/geometry.h).
@@ -111,7 +111,7 @@ uint64_t padded(const Info& info) {
   std::vector<int> head_dims;
   for (const gguf::LayerConfig& layer : info.config.layers) head_dims.push_back(layer.head_dim);
   return decide::padded_v_bytes(head_dims, with_type(info.caches, formats::require(DType::q8_0)),
-                                *std::ranges::max_element(info.contexts), kDefaultMicroBatch);
+                                *std::ranges::max_element(info.contexts), decide::kHostMicroBatch);
 }
 
 std::string type_name(DType type) {

@@ -63,11 +63,11 @@ std::vector<Flag> context_flags() {
       {.names = "-ub, --ubatch-size",
        .argument = "N",
        .kind = Kind::kInteger,
-       .fallback = "512",
+       .fallback = "0",
        .group = kContext,
-       .help = "rows computed together",
-       .min = 1,
-       .max = 65536},
+       .help = "rows computed together; 0: 512 on a CPU, 2048 on a GPU (512 where no more fits)",
+       .min = 0,
+       .max = 8192},
   };
 }
 

@@ -226,22 +226,26 @@ bool flash_attention(std::string_view word, std::string_view what, const std::st
   return state.on;
 }
 
-void require_memory(const engine::Model& model, const engine::SessionOptions& options) {
+void require_memory(const engine::Model& model, engine::SessionOptions& options) {
   backends::Backend& backend = model.backend();
   const bool host = backend.caps().name == "cpu";
   const uint64_t available =
       host ? memory_available() : decide::usable(backend.free_bytes(), decide::kDeviceReserve);
-  if (host && available == 0) return;  // unknown
   const decide::ModelGeometry geometry = decide::read_geometry(model.file());
   const std::vector<graph::KvSpec> specs = engine::cache_specs(model.graph().kv, options);
-  const auto need = [&](int n_ctx) {
-    decide::MemoryNeed need = decide::memory_need(geometry, {}, n_ctx, options.n_ubatch, host);
+  const auto need = [&](int n_ctx, int n_ubatch) {
+    decide::MemoryNeed need = decide::memory_need(geometry, {}, n_ctx, n_ubatch, host);
     if (model.has_weights()) need.weights = 0;
-    need.kv = graph::kv_total_bytes(specs, n_ctx, options.n_ubatch, options.n_seq);
+    need.kv = graph::kv_total_bytes(specs, n_ctx, n_ubatch, options.n_seq);
     return need;
   };
+  if (options.n_ubatch == 0)
+    options.n_ubatch = decide::fitting_micro_batch(
+        host, available, [&](int n_ubatch) { return need(options.n_ctx, n_ubatch); });
+  if (host && available == 0) return;  // unknown
   const std::string problem =
-      decide::context_refusal(options.n_ctx, available, host ? "memory" : backend.caps().device, need);
+      decide::context_refusal(options.n_ctx, available, host ? "memory" : backend.caps().device,
+                              [&](int n_ctx) { return need(n_ctx, options.n_ubatch); });
   if (!problem.empty()) fail(ErrorCode::kNoMemory, "{}", problem);
 }
 
@@ -277,7 +281,7 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
     const decide::Row row = decide_cache(model, question);
     if (loudness(args) != Loudness::kQuiet) note("cache types decided: {}", row.reason);
     if (row.no_memory) fail(ErrorCode::kNoMemory, "{}", row.reason);
-    options.n_ctx = row.n_ctx;
+    options.n_ctx = row.n_ctx, options.n_ubatch = row.n_ubatch;
     options.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding, options.kv.tcq};
   }
   require_memory(model, options);

@@ -17,7 +17,7 @@ std::vector<Flag> model_flags();    // -m --backend -t -ngl
 std::vector<Flag> context_flags();  // -c -b -ub
 // -ctk -ctv --kv-swa -fa; with "auto" as default also what the decision is asked with.
 std::vector<Flag> cache_flags(std::string_view default_type = "auto");
-std::vector<Flag> choice_flags();   // --kl-max --prefer-exact-kv --allow-unverified
+std::vector<Flag> choice_flags();  // --kl-max --prefer-exact-kv --allow-unverified
 std::vector<Flag> sampling_flags(std::string_view default_temperature);
 std::vector<Flag> prompt_flags();  // -p -f
 std::vector<Flag> output_flags();  // --json -v -q --help
@@ -35,7 +35,8 @@ void require_backend(std::string_view backend);
 void require_backend(const Args& args);
 int thread_count(const Args& args);
 std::shared_ptr<engine::Model> load_model(const Args& args);
-// The same with the options of a session over it, which are settled (and refused) before the weights are loaded.
+// The same with the options of a session over it, which are settled (and refused) before the weights are
+// loaded.
 std::shared_ptr<engine::Model> load_model(const Args& args, engine::SessionOptions& session);
 std::shared_ptr<engine::Model> load_model(const std::string& path, int n_threads, Loudness loudness,
                                           const std::string& backend = "cpu");
@@ -53,13 +54,15 @@ engine::KvTypes kv_types(const Args& args);
 // --tcq-table; null when it is not given. Throws Error{kBadFile}.
 std::shared_ptr<const formats::TcqTable> tcq_table(const Args& args);
 Flag tcq_table_flag(std::string_view group);
-// -fa: "auto" is what the decision's policies say of the device that `backend` opens; off is said with its reason.
+// -fa: "auto" is what the decision's policies say of the device that `backend` opens; off is said with its
+// reason.
 bool flash_attention(std::string_view word, std::string_view what, const std::string& backend);
-// Options of a session over `model`; n_ctx resolved and checked against the memory that is free, cache types decided when
-// they are "auto" (the reason is said unless quiet).
+// Options of a session over `model`; n_ctx resolved and checked against the memory that is free, cache types
+// decided when they are "auto" (the reason is said unless quiet).
 engine::SessionOptions session_options(const Args& args, const engine::Model& model);
-// Throws Error{kNoMemory} with required, free and the largest context that fits; weights count until they are loaded.
-void require_memory(const engine::Model& model, const engine::SessionOptions& options);
+// Throws Error{kNoMemory} with required, free and the largest context that fits; weights count until they are
+// loaded. Sets an n_ubatch of 0.
+void require_memory(const engine::Model& model, engine::SessionOptions& options);
 engine::SamplerOptions sampler_options(const Args& args);
 // Text of -p (escapes resolved) or -f; throws Error{kUsage} when there is none, or when it is not UTF-8.
 std::string prompt_text(const Args& args);

@@ -27,8 +27,8 @@ inline constexpr double kDefaultKlMax = 0.01;    // nats, mean
 inline constexpr double kDefaultMinGain = 0.05;  // of step time: what repeats of a measurement differ by
 
 struct Request {
-  int n_ctx = 0;  // 0: what the model was trained with, or what fits of it
-  int n_ubatch = kDefaultMicroBatch;
+  int n_ctx = 0;                    // 0: what the model was trained with, or what fits of it
+  int n_ubatch = 0;                 // rows of a step; 0: what suits the device (memory_fit.h)
   std::optional<uint64_t> memory;   // budget instead of the device's
   std::optional<uint64_t> reserve;  // instead of the default
   double kl_max = kDefaultKlMax, min_gain = kDefaultMinGain;
@@ -75,9 +75,9 @@ struct Row {
   std::string rule;  // id of the rule that settled the status
   KvTypes types;
   std::vector<ClassChoice> classes;
-  std::string fa_256, fa_512;  // "on", "off", "auto"; empty: no such head
-  int n_ctx = 0;
-  uint64_t budget = 0;  // 0: unknown
+  std::string fa_256, fa_512;   // "on", "off", "auto"; empty: no such head
+  int n_ctx = 0, n_ubatch = 0;  // positions, rows a step
+  uint64_t budget = 0;          // 0: unknown
   uint64_t bytes_per_token = 0;
   std::optional<int> ctx_fits;
   std::optional<MemoryNeed> need;

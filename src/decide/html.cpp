@@ -195,13 +195,15 @@ std::string speed_plot(const Report& report, bool prompts) {
   p.log_x = true;
   p.x_min = prompts ? 512 : 1024;
   p.x_max = std::max(2048, g.n_ctx_train);
+  const int n_ubatch = report.request.n_ubatch > 0 ? report.request.n_ubatch
+                                                   : default_micro_batch(report.machine->backend == "cpu");
   for (size_t i = 0; i < shown_types().size(); ++i) {
     const KvTypes types = both(shown_types()[i]);
     if (!shape_problem(g, types).empty()) continue;
     Series s{label(types.k), {}, int(i), true, {}};
     for (double n = p.x_min; n <= p.x_max * 1.0001; n *= std::sqrt(2.0)) {
       const Prediction predicted =
-          prompts ? predict_prompt(*report.machine, g, types, int(n), 0, report.request.n_ubatch)
+          prompts ? predict_prompt(*report.machine, g, types, int(n), 0, n_ubatch)
                   : predict_step(*report.machine, g, types, int(n));
       if (!predicted.cost) break;
       s.points.push_back({n, (prompts ? n : 1) / predicted.cost->total()});

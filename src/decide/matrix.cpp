@@ -101,7 +101,7 @@ std::string context_rows(const ModelGeometry& g, const QualityTable* quality, co
     const Candidate* best = fastest(row);
     out += fmt::format(
         "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n", context_text(n_ctx),
-        bytes_text(kv_bytes(g, {}, n_ctx, kDefaultMicroBatch)),
+        bytes_text(kv_bytes(g, {}, n_ctx, row.n_ubatch)),
         fmt::format("{}, {}, {}", prompt(stock), prompt(f16), prompt(four)), stock ? speed(*stock) : "-",
         f16 ? speed(*f16) : "-", with(four), best ? types_text(best->types) + " " + with(best) : "-",
         row.choice == Choice::kCompressed ? types_text(row.types) : std::string(choice_name(row.choice)),

@@ -56,6 +56,12 @@ MemoryNeed memory_need(const ModelGeometry& g, const KvTypes& types, int n_ctx, 
   return need;
 }
 
+int fitting_micro_batch(bool host, uint64_t budget, const std::function<MemoryNeed(int n_ubatch)>& need) {
+  const int most = default_micro_batch(host);
+  if (most > kHostMicroBatch && budget > 0 && need(most).total() > budget) return kHostMicroBatch;
+  return most;
+}
+
 int largest_context(const ModelGeometry& g, const KvTypes& types, uint64_t budget, int limit, int n_ubatch,
                     bool host) {
   int fits = 0, over = limit + 1;  // needs grow with the context
@@ -83,8 +89,8 @@ std::string context_refusal(int n_ctx, uint64_t available, std::string_view wher
   add(all.weights, "of weights");
   add(all.kv, "of KV cache");
   add(all.scratch, "to work in");
-  return fmt::format("a context of {} needs {} ({}), but {} of {} can be had; {}", n_ctx, bytes_text(all.total()),
-                     parts, bytes_text(available), where,
+  return fmt::format("a context of {} needs {} ({}), but {} of {} can be had; {}", n_ctx,
+                     bytes_text(all.total()), parts, bytes_text(available), where,
                      fits > 0 ? fmt::format("-c {} fits, or choose smaller types with -ctk and -ctv", fits)
                               : "no context fits: use a smaller model or one with fewer bits a weight");
 }

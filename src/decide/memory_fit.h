@@ -11,7 +11,7 @@ namespace kvasir::decide {
 
 inline constexpr uint64_t kDefaultReserve = uint64_t(1536) << 20;  // left to everything else on a host
 inline constexpr uint64_t kDeviceReserve = uint64_t(512) << 20;    // on a device with memory of its own
-inline constexpr int kDefaultMicroBatch = 512;
+inline constexpr int kHostMicroBatch = 512, kDeviceMicroBatch = 2048;
 
 // "64MiB", "8GB", "0": a whole number and a unit (B KB MB GB TB, KiB MiB GiB TiB); a number alone only when
 // it is 0. Throws Error{kUsage} "WHAT TEXT: ..." otherwise.
@@ -26,6 +26,13 @@ struct MemoryNeed {
 };
 MemoryNeed memory_need(const ModelGeometry& geometry, const KvTypes& types, int n_ctx, int n_ubatch,
                        bool host);
+
+// Rows of a step when nobody says how many: more on a device, where a prompt's matrices fill its units and
+// pages of codes are expanded once a step (an H200 reads a prompt of 8192 with E2B 1.5 times as fast as in
+// steps of 512); the fewer of a host there too where `need` of the more is over a known `budget` (0:
+// unknown).
+constexpr int default_micro_batch(bool host) { return host ? kHostMicroBatch : kDeviceMicroBatch; }
+int fitting_micro_batch(bool host, uint64_t budget, const std::function<MemoryNeed(int n_ubatch)>& need);
 
 // The largest context up to `limit` whose need is within `budget`; 0 when not even one token fits.
 int largest_context(const ModelGeometry& geometry, const KvTypes& types, uint64_t budget, int limit,

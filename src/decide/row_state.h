@@ -18,6 +18,7 @@ class RowState {
   const Request& request() const { return request_; }
   const Proof* proof() const { return inputs_.proof ? &*inputs_.proof : nullptr; }
   int n_ctx() const { return n_ctx_; }
+  int n_ubatch() const { return n_ubatch_; }
   uint64_t budget() const { return budget_; }  // 0: unknown
 
   std::string beside_text() const;
@@ -54,7 +55,7 @@ class RowState {
   const QualityTable* quality_;
   const Request& request_;
   const RowInputs& inputs_;
-  int n_ctx_;
+  int n_ctx_, n_ubatch_;
   uint64_t budget_ = 0;
   std::string flash_off_;
   std::vector<Candidate> candidates_;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "decide/memory_fit.h"
 #include "engine/session_impl.h"
 #include "formats/format.h"
 #include "graph/kv_layout.h"
@@ -17,7 +18,8 @@ void check_options(const SessionOptions& o, const Model& model) {
     if (!ok) fail(ErrorCode::kUsage, "{} is {}; it must be {}", flag, value, rule);
   };
   need(o.n_ctx >= 0, "context size (-c)", o.n_ctx, "0 (the model's own) or more");
-  need(o.n_ubatch >= 1 && o.n_ubatch <= 8192, "micro-batch size (-ub)", o.n_ubatch, "between 1 and 8192");
+  need(o.n_ubatch >= 0 && o.n_ubatch <= 8192, "micro-batch size (-ub)", o.n_ubatch,
+       "0 (what suits the backend) to 8192");
   need(o.n_batch >= 1, "batch size (-b)", o.n_batch, "at least 1");
   need(o.kv_exact_first >= 0, "exact tokens at the start (--kv-exact-first)", o.kv_exact_first, "0 or more");
   need(o.kv_exact_last >= 0, "exact tokens at the end (--kv-exact-last)", o.kv_exact_last, "0 or more");
@@ -80,6 +82,8 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
   s.model = std::move(model);
   s.options = options;
   if (s.options.n_ctx == 0) s.options.n_ctx = s.model->config().n_ctx_train;
+  if (s.options.n_ubatch == 0)
+    s.options.n_ubatch = decide::default_micro_batch(s.model->backend().caps().name == "cpu");
   s.options.n_ubatch = std::min({s.options.n_ubatch, s.options.n_batch, s.options.n_ctx});
   s.graph = s.model->graph();
   s.graph.kv = engine::cache_specs(std::move(s.graph.kv), s.options);

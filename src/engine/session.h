@@ -34,7 +34,7 @@ void check_kv_type(const backends::Caps& caps, DType type, formats::Role role);
 struct SessionOptions {
   int n_ctx = 0;       // positions a sequence may hold; 0: the model's training context
   int n_batch = 2048;  // tokens taken by one append() before it splits
-  int n_ubatch = 512;  // rows a step
+  int n_ubatch = 0;    // rows a step; 0: what suits the backend (decide/memory_fit.h)
   int n_seq = 1;
   KvTypes kv;
   // Tokens of global layers that stay exact besides those of a query's own page: the first of the context and

@@ -60,6 +60,15 @@ TEST(MemoryNeed, TheHostLeavesThePerLayerTableInTheFile) {
             g.table_bytes);
 }
 
+TEST(FittingMicroBatch, IsTheDevicesWhereItFits) {
+  const auto need = [](int n_ubatch) { return MemoryNeed{1000, 200, uint64_t(n_ubatch)}; };
+  EXPECT_EQ(fitting_micro_batch(true, 0, need), 512);
+  EXPECT_EQ(fitting_micro_batch(true, 1, need), 512);
+  EXPECT_EQ(fitting_micro_batch(false, 0, need), 2048);  // memory unknown
+  EXPECT_EQ(fitting_micro_batch(false, 1200 + 2048, need), 2048);
+  EXPECT_EQ(fitting_micro_batch(false, 1200 + 2047, need), 512);
+}
+
 TEST(ContextRefusal, NamesNeedPlaceAndTheLargestContextThatFits) {
   const auto need = [](int n_ctx) { return MemoryNeed{uint64_t(4) << 30, uint64_t(n_ctx) << 20, 1 << 20}; };
   EXPECT_EQ(context_refusal(1023, uint64_t(5) << 30, "memory", need), "");

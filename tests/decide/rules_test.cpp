@@ -26,6 +26,15 @@ const Candidate& candidate(const Row& row, const KvTypes& types) {
   return none;
 }
 
+// A GPU with memory of its own.
+RowInputs gpu(uint64_t memory) {
+  Device device = test::cpu();
+  device.row = device.backend = "cuda";
+  device.host = false;
+  device.memory_bytes = memory;
+  return test::whole(device);
+}
+
 Row e2b(const Request& request, const QualityTable* table = nullptr,
         RowInputs inputs = test::whole(test::cpu())) {
   return decide_row(test::geometry("gemma4-e2b"), table, request, inputs);
@@ -360,6 +369,20 @@ TEST(Choice, SixtyLayersTakeLessThanFiveMilliseconds) {
 #ifndef __SANITIZE_ADDRESS__  // whose checks the bound does not count
   EXPECT_LT(best, 5e-3);
 #endif
+}
+
+TEST(Decide, AGpuTakesMoreRowsAStepWhereTheyFit) {
+  const ModelGeometry g = test::geometry("gemma4-e2b");
+  Request request;
+  request.n_ctx = 32768;
+  EXPECT_EQ(e2b(request).n_ubatch, 512);
+  const uint64_t need = memory_need(g, kQ8, request.n_ctx, 2048, false).total() + kDeviceReserve;
+  const Row most = e2b(request, nullptr, gpu(need)), fewer = e2b(request, nullptr, gpu(need - 1));
+  EXPECT_EQ(most.n_ubatch, 2048);
+  EXPECT_EQ(fewer.n_ubatch, 512);
+  EXPECT_FALSE(fewer.no_memory);
+  request.n_ubatch = 700;
+  EXPECT_EQ(e2b(request, nullptr, gpu(need)).n_ubatch, 700);
 }
 
 }  // namespace

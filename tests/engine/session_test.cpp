@@ -303,9 +303,18 @@ TEST(Session, LoadLinesNameHeadSizeAndFlashAttention) {
   for (const auto& line : lines) EXPECT_NE(line.find("flash attention engaged"), std::string::npos) << line;
 }
 
+TEST(Session, TheMicroBatchSuitsTheBackendWhenNobodySays) {
+  auto options = session_options(DType::f16, 2048, 0);
+  EXPECT_EQ(Session(tiny(), options).options().n_ubatch, 512);
+  options.n_ctx = 100;
+  EXPECT_EQ(Session(tiny(), options).options().n_ubatch, 100);
+  options.n_batch = 30;
+  EXPECT_EQ(Session(tiny(), options).options().n_ubatch, 30);
+}
+
 TEST(Session, BadOptionsNameTheFlag) {
   auto options = session_options();
-  options.n_ubatch = 0;
+  options.n_ubatch = -1;
   EXPECT_THROW(Session(tiny(), options), Error);
   options = session_options();
   options.kv.k = DType::q4_k;
