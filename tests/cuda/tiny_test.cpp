@@ -122,7 +122,7 @@ TEST(CudaTiny, MicroBatchesAgree) {
   const auto ids = reference().array<Token>("long.ids");
   for (DType type : {DType::f16, DType::q8_0}) {
     std::vector<float> first;
-    for (int n_ubatch : {512, 64, 16, 1}) {
+    for (int n_ubatch : {2048, 512, 64, 16, 1}) {
       Session s(model, session_options(type, 2048, n_ubatch));
       s.append(0, ids, Want::kLast, [&](int, std::span<const float> logits) {
         if (first.empty()) first.assign(logits.begin(), logits.end());
