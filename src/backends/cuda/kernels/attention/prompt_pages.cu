@@ -5,17 +5,16 @@
 #include "backends/cuda/kernels/attention/head_sizes.h"
 #include "backends/cuda/kernels/attention/pages.cuh"
 #include "backends/cuda/kernels/attention/prompt.h"
-#include "backends/cuda/kernels/attention/wgmma.cuh"
+#include "backends/cuda/kernels/attention/tile_pieces.cuh"
 
 namespace kvasir::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr float kUnit = 4;  // of a tile whose values f16 cannot hold: levels are below 4, scales are f16
 constexpr float kSketchUnit = 16;  // of qjl1_256: a norm is at most 65504 sqrt(128)
 
 // One tile, rows before `low` zeros; true when a value of this thread is infinite. kScaled: in units of
-// kUnit.
+// kWideUnit.
 template <int D, KvForm F, bool kScaled>
 __device__ __forceinline__ bool fill_tile(const uint8_t* data, int low, const LevelBytes& levels,
                                           const KvTables& tables, uint8_t* tile) {
@@ -28,7 +27,7 @@ __device__ __forceinline__ bool fill_tile(const uint8_t* data, int low, const Le
     for (int i = 0; i < kBatch; ++i) {
       const int unit = first + i * kThreads;
       raw[i] = load_raw<D, F>(data, unit / kUnits, unit % kUnits);
-      if constexpr (kScaled) raw[i].scale = __hmul(raw[i].scale, __float2half_rn(1 / kUnit));
+      if constexpr (kScaled) raw[i].scale = __hmul(raw[i].scale, __float2half_rn(1 / kWideUnit));
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -47,7 +46,7 @@ __device__ __noinline__ float make_tile(const uint8_t* data, int low, const Leve
                                         const KvTables& tables, uint8_t* tile) {
   if (!__syncthreads_or(fill_tile<D, F, false>(data, low, levels, tables, tile))) return 1;
   fill_tile<D, F, true>(data, low, levels, tables, tile);
-  return kUnit;
+  return kWideUnit;
 }
 
 // f16 rows [low, end) (the other side is of codes); zeros elsewhere: what no query sees cannot spread a NaN.
@@ -183,8 +182,37 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
+// Types whose tiles warps make in pieces: what a short block waits for at its start hides behind the many
+// others.
+constexpr int kPieceWarps = 4;
+template <int D>
+__global__ void __launch_bounds__(32 * kPieceWarps, 8)
+    piece_kernel(const __grid_constant__ KvView kv, const __grid_constant__ StepView step,
+                 const __grid_constant__ PageTiles to) {
+  constexpr int kTile = Pieces<D>::kTile;
+  let_next_start();
+  wait_for_inputs();
+  const int lane = int(threadIdx.x) % 32, i = int(blockIdx.x) * kPieceWarps + int(threadIdx.x) / 32;
+  const int piece = i % kTile, tile = i / kTile, side = tile % 2, head = tile / 2 % kv.n_kv,
+            page = to.first + tile / 2 / kv.n_kv;
+  const int32_t* table =
+      step.tables + (int64_t(to.sequence) * 4 + (kv.window > 0 ? 2 : 0)) * step.table_stride;
+  // Never read here: exact pages, and their newest one.
+  const bool exact =
+      page * kPage + kPage > to.newest || (page < kv.exact_first && table[step.table_stride + page] >= 0);
+  if (table[page] < 0 || exact) return;
+  const int64_t k = region_bytes(kv.k_form, D), v = region_bytes(kv.v_form, D);
+  const bool wide = make_piece<D>(
+      side ? kv.v_form : kv.k_form, kv.pages + table[page] * kv.page_bytes + head * (k + v) + (side ? k : 0),
+      piece * Pieces<D>::kRows, max(0, to.oldest - page * kPage), lane, to.tiles + tile * page_tile_bytes(D));
+  if (piece == 0 && lane == 0) to.units[tile] = wide ? kWideUnit : 1;
+}
+
 template <int D>
 void run(const Launch& how, const KvView& kv, const StepView& step, const PageTiles& to, int n_pages) {
+  if (made_in_pieces(kv.k_form) && made_in_pieces(kv.v_form))
+    return launch(how, dim3(unsigned(n_pages * kv.n_kv * 2 * Pieces<D>::kTile / kPieceWarps)),
+                  dim3(32 * kPieceWarps), 0, piece_kernel<D>, kv, step, to);
   // A block that copies a table of a trellis type first makes several tiles.
   constexpr int kBlocks = 132 * 4;
   const bool tables = pair_bytes(kv.k_form) + pair_bytes(kv.v_form) > 0;
