@@ -96,7 +96,7 @@ std::vector<BenchSetup> setups_of(const Args& args) {
       for (const engine::KvTypes& kv : kv_pairs(args))
         for (const std::string& flash : args.texts("flash-attn"))
           setups.push_back({kv, decided, flash_attention(flash, "-fa", args.text("backend")), n_batch,
-                            std::min(n_batch, n_ubatch)});
+                            micro_batch(n_ubatch, n_batch, args.text("backend"))});
   return setups;
 }
 

@@ -17,7 +17,7 @@ struct BenchSetup {
   engine::KvTypes kv;
   bool decided = false;  // kv is "auto": the decision chooses for each model
   bool flash_attention = true;
-  int n_batch = 2048, n_ubatch = 512;
+  int n_batch = 2048, n_ubatch = 0;  // 0: what suits the backend
 };
 
 struct BenchTest {

@@ -82,7 +82,8 @@ class Bench {
         const std::vector<BenchTest>& tests)
       : model_(model),
         tokens_(size_t(longest(tests))),
-        session_(model, options(setup, tests)),
+        options_(options(setup, tests)),
+        session_(model, options_),
         work_(deep(tests) ? 1 : 0) {
     // Any ids will do for speed; these are the same in every run.
     uint32_t state = 1;
@@ -94,6 +95,7 @@ class Bench {
   }
 
   const engine::Session& session() const { return session_; }
+  int n_ubatch() const { return options_.n_ubatch; }
 
   void prefill(int depth) {
     if (work_ == 0 || session_.size(0) == depth) return;
@@ -143,6 +145,7 @@ class Bench {
 
   std::shared_ptr<engine::Model> model_;
   std::vector<Token> tokens_;
+  engine::SessionOptions options_;
   engine::Session session_;
   int work_;
 };
@@ -252,7 +255,7 @@ void measure_setup(const std::shared_ptr<engine::Model>& model, const BenchSetup
                    const std::function<void(const BenchRow&)>& done) {
   BenchSetup setup = resolve(*model, asked, plan);
   Bench bench(model, setup, plan.tests);
-  if (setup.n_ubatch == 0) setup.n_ubatch = bench.session().options().n_ubatch;
+  setup.n_ubatch = bench.n_ubatch();
   const backends::Caps caps = model->backend().caps();
   const auto table = stored_machine(caps.name, caps.device, caps.name == "cpu" ? model->n_threads() : 0);
   const decide::ModelGeometry geometry = decide::read_geometry(model->file());

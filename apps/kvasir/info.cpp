@@ -15,7 +15,6 @@
 namespace kvasir::app {
 namespace {
 
-
 struct LayerClass {
   std::string name;
   gguf::LayerConfig shape;

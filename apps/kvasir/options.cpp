@@ -226,6 +226,11 @@ bool flash_attention(std::string_view word, std::string_view what, const std::st
   return state.on;
 }
 
+int micro_batch(int n_ubatch, int n_batch, std::string_view backend) {
+  if (n_ubatch > 0) return std::min(n_ubatch, n_batch);
+  return n_batch < decide::default_micro_batch(backend == "cpu") ? n_batch : 0;
+}
+
 void require_memory(const engine::Model& model, engine::SessionOptions& options) {
   backends::Backend& backend = model.backend();
   const bool host = backend.caps().name == "cpu";
@@ -240,8 +245,9 @@ void require_memory(const engine::Model& model, engine::SessionOptions& options)
     return need;
   };
   if (options.n_ubatch == 0)
-    options.n_ubatch = decide::fitting_micro_batch(
-        host, available, [&](int n_ubatch) { return need(options.n_ctx, n_ubatch); });
+    options.n_ubatch =
+        decide::fitting_micro_batch(host, host && available == 0 ? std::nullopt : std::optional(available),
+                                    [&](int n_ubatch) { return need(options.n_ctx, n_ubatch); });
   if (host && available == 0) return;  // unknown
   const std::string problem =
       decide::context_refusal(options.n_ctx, available, host ? "memory" : backend.caps().device,
@@ -261,14 +267,12 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
   options.n_batch = args.integer("batch-size");
   options.n_ubatch = args.integer("ubatch-size");
   if (options.n_ubatch > options.n_batch) {
-    if (args.given("ubatch-size") && args.given("batch-size"))
+    if (args.given("batch-size"))
       fail(ErrorCode::kUsage, "-ub {}: must not be more than -b {}; give -b {} or a smaller -ub",
            options.n_ubatch, options.n_batch, options.n_ubatch);
-    if (args.given("ubatch-size"))
-      options.n_batch = options.n_ubatch;
-    else
-      options.n_ubatch = options.n_batch;
+    options.n_batch = options.n_ubatch;
   }
+  options.n_ubatch = micro_batch(options.n_ubatch, options.n_batch, model.backend().caps().name);
   options.kv = kv_types(args);
   options.kv_exact_first = args.integer("kv-exact-first");
   options.kv_exact_last = args.integer("kv-exact-last");
@@ -281,7 +285,7 @@ engine::SessionOptions session_options(const Args& args, const engine::Model& mo
     const decide::Row row = decide_cache(model, question);
     if (loudness(args) != Loudness::kQuiet) note("cache types decided: {}", row.reason);
     if (row.no_memory) fail(ErrorCode::kNoMemory, "{}", row.reason);
-    options.n_ctx = row.n_ctx, options.n_ubatch = row.n_ubatch;
+    options.n_ctx = row.n_ctx;
     options.kv = {row.types.k, row.types.v, row.types.k_sliding, row.types.v_sliding, options.kv.tcq};
   }
   require_memory(model, options);

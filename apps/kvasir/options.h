@@ -60,6 +60,9 @@ bool flash_attention(std::string_view word, std::string_view what, const std::st
 // Options of a session over `model`; n_ctx resolved and checked against the memory that is free, cache types
 // decided when they are "auto" (the reason is said unless quiet).
 engine::SessionOptions session_options(const Args& args, const engine::Model& model);
+// Rows of a step: as asked for (`n_batch` at most), else 0 for what suits the backend, or n_batch when that is
+// fewer.
+int micro_batch(int n_ubatch, int n_batch, std::string_view backend);
 // Throws Error{kNoMemory} with required, free and the largest context that fits; weights count until they are
 // loaded. Sets an n_ubatch of 0.
 void require_memory(const engine::Model& model, engine::SessionOptions& options);

@@ -50,6 +50,7 @@ void PromptCache::choose_types(const Args& args, const engine::Model& model, eng
   engine::take_state_types(model, path_, options);
   if (args.given("kv-exact-first")) options.kv_exact_first = decided.kv_exact_first;
   if (args.given("kv-exact-last")) options.kv_exact_last = decided.kv_exact_last;
+  options.n_ubatch = micro_batch(args.integer("ubatch-size"), options.n_batch, model.backend().caps().name);
   require_memory(model, options);
   const bool other = options.kv.k != decided.kv.k || options.kv.v != decided.kv.v ||
                      options.kv.k_sliding != decided.kv.k_sliding ||

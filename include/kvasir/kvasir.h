@@ -117,7 +117,7 @@ KVASIR_API kvasir_status kvasir_chat_tokens(const kvasir_model* model, const kva
 typedef struct kvasir_session_options {
   size_t struct_size;
   int n_ctx;           /* 0: the model's training context */
-  int n_batch, n_ubatch; /* tokens handed over at once; rows a step, 0: 512 on a CPU, 2048 on a GPU. 2048, 0 */
+  int n_batch, n_ubatch; /* tokens handed over at once; rows a step, 0: 512 on a CPU, 2048 on a GPU, fit or not. 2048, 0 */
   const char* k_type;  /* "q8_0"; see `kvasir formats` */
   const char* v_type;
   const char* k_type_sliding; /* NULL: as k_type */

@@ -270,6 +270,7 @@ Prediction predict_prompt(const MachineTable& table, const ModelGeometry& g, con
                           int n_prompt, int depth, int n_ubatch) {
   StepCost cost;
   if (!(table.value_ns > 0)) return {std::nullopt, "norms of many rows"};
+  if (n_ubatch < 1) n_ubatch = std::max(1, n_prompt);  // an old table's row: not known
   if (std::string missing = add_prompt_weights(table, g, n_prompt, n_ubatch, cost); !missing.empty())
     return {std::nullopt, missing};
   for (const LayerClass& c : g.classes) {

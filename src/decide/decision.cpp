@@ -103,12 +103,13 @@ void take_outcome(Row& row, RowState& s) {
   row.choice = c.exact ? Choice::kKeepStock : Choice::kCompressed;
   row.bytes_per_token = c.bytes_per_token;
   row.ctx_fits = c.ctx_fits;
-  row.need = memory_need(s.geometry(), c.types, s.n_ctx(), s.n_ubatch(), s.device().host);
+  row.n_ubatch = s.n_ubatch(c.types);
+  row.need = memory_need(s.geometry(), c.types, s.n_ctx(), row.n_ubatch, s.device().host);
   row.cost = c.cost;
   if (c.cost) row.predicted_tps = 1 / c.cost->total();
   if (c.prompt) row.predicted_prompt_tps = s.n_ctx() / c.prompt->total();
   row.padded_v_bytes =
-      padded_v_bytes(s.geometry().head_dims, typed_caches(s.geometry(), c.types), s.n_ctx(), s.n_ubatch());
+      padded_v_bytes(s.geometry().head_dims, typed_caches(s.geometry(), c.types), s.n_ctx(), row.n_ubatch);
   if (c.quality) row.kl = c.quality->mean;
   if (s.proof()) row.proof = *s.proof();
   if (c.proved) row.evidence = s.proof()->record;
@@ -128,7 +129,7 @@ Row settled_row(Row row, const RowState& s, const RowInputs& inputs, const Settl
   row.types = {DType::q8_0, DType::q8_0, {}, {}};
   row.bytes_per_token = kv_bytes_per_token(s.geometry(), row.types);
   row.padded_v_bytes =
-      padded_v_bytes(s.geometry().head_dims, typed_caches(s.geometry(), row.types), s.n_ctx(), s.n_ubatch());
+      padded_v_bytes(s.geometry().head_dims, typed_caches(s.geometry(), row.types), s.n_ctx(), row.n_ubatch);
   add_classes(row, s, row.types, true);
   return row;
 }
@@ -183,7 +184,7 @@ Row decide_row(const ModelGeometry& geometry, const QualityTable* quality, const
     Row row;
     row.backend = inputs.device.row;
     row.device = inputs.device.device;
-    row.n_ctx = n_ctx, row.n_ubatch = s.n_ubatch();
+    row.n_ctx = n_ctx, row.n_ubatch = s.n_ubatch({});
     row.budget = s.budget();
     apply_policies(s);
     if (const auto settled = settle_row(s)) return settled_row(row, s, inputs, *settled);

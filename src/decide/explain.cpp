@@ -74,6 +74,7 @@ Json row_json(const Row& row) {
       {"classes", classes},
       {"bytes_per_token", row.bytes_per_token ? Json(row.bytes_per_token) : Json()},
       {"ctx", row.n_ctx},
+      {"n_ubatch", row.n_ubatch},
       {"ctx_fits", or_null(row.ctx_fits)},
       {"budget_bytes", row.budget ? Json(row.budget) : Json()},
       {"need_bytes", row.need ? Json(row.need->total()) : Json()},

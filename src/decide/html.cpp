@@ -101,12 +101,13 @@ std::string kv_plot(const Report& report) {
   p.x_min = 1024;
   p.x_max = std::max(2048, g.n_ctx_train);
   double low = 1e30, high = 0;
+  const int n_ubatch = report.rows.empty() ? kHostMicroBatch : report.rows[0].n_ubatch;
   for (size_t i = 0; i < shown_types().size(); ++i) {
     const KvTypes types = both(shown_types()[i]);
     if (!shape_problem(g, types).empty()) continue;
     Series s{label(types.k), {}, int(i), true, {}};
     for (double n = p.x_min; n <= p.x_max * 1.0001; n *= std::sqrt(2.0)) {
-      const double bytes = double(kv_bytes(g, types, int(n), report.request.n_ubatch));
+      const double bytes = double(kv_bytes(g, types, int(n), n_ubatch));
       s.points.push_back({n, bytes});
       low = std::min(low, bytes);
       high = std::max(high, bytes);

@@ -56,9 +56,10 @@ MemoryNeed memory_need(const ModelGeometry& g, const KvTypes& types, int n_ctx, 
   return need;
 }
 
-int fitting_micro_batch(bool host, uint64_t budget, const std::function<MemoryNeed(int n_ubatch)>& need) {
+int fitting_micro_batch(bool host, std::optional<uint64_t> budget,
+                        const std::function<MemoryNeed(int n_ubatch)>& need) {
   const int most = default_micro_batch(host);
-  if (most > kHostMicroBatch && budget > 0 && need(most).total() > budget) return kHostMicroBatch;
+  if (most > kHostMicroBatch && budget && need(most).total() > *budget) return kHostMicroBatch;
   return most;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -29,10 +30,10 @@ MemoryNeed memory_need(const ModelGeometry& geometry, const KvTypes& types, int 
 
 // Rows of a step when nobody says how many: more on a device, where a prompt's matrices fill its units and
 // pages of codes are expanded once a step (an H200 reads a prompt of 8192 with E2B 1.5 times as fast as in
-// steps of 512); the fewer of a host there too where `need` of the more is over a known `budget` (0:
-// unknown).
+// steps of 512); the fewer of a host there too where `need` of the more is over a known `budget`.
 constexpr int default_micro_batch(bool host) { return host ? kHostMicroBatch : kDeviceMicroBatch; }
-int fitting_micro_batch(bool host, uint64_t budget, const std::function<MemoryNeed(int n_ubatch)>& need);
+int fitting_micro_batch(bool host, std::optional<uint64_t> budget,
+                        const std::function<MemoryNeed(int n_ubatch)>& need);
 
 // The largest context up to `limit` whose need is within `budget`; 0 when not even one token fits.
 int largest_context(const ModelGeometry& geometry, const KvTypes& types, uint64_t budget, int limit,

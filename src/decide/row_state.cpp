@@ -30,22 +30,22 @@ std::string ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e3);
 
 RowState::RowState(const ModelGeometry& geometry, const QualityTable* quality, const Request& request,
                    const RowInputs& inputs, int n_ctx)
-    : geometry_(geometry),
-      quality_(quality),
-      request_(request),
-      inputs_(inputs),
-      n_ctx_(n_ctx),
-      n_ubatch_(request.n_ubatch) {
+    : geometry_(geometry), quality_(quality), request_(request), inputs_(inputs), n_ctx_(n_ctx) {
   const uint64_t reserve = request.reserve.value_or(device().host ? kDefaultReserve : kDeviceReserve);
   if (request.memory)
     budget_ = usable(*request.memory, request.reserve.value_or(0));
   else if (device().memory_bytes > 0)
     budget_ = usable(device().memory_bytes, reserve);
-  if (n_ubatch_ == 0)
-    n_ubatch_ = fitting_micro_batch(device().host, budget_, [&](int n_ubatch) {
-      return memory_need(geometry, {}, n_ctx, n_ubatch, device().host);
-    });
 }
+
+int RowState::n_ubatch(const KvTypes& types) const {
+  if (request_.n_ubatch > 0) return request_.n_ubatch;
+  return fitting_micro_batch(
+      device().host, budget_ > 0 ? std::optional(budget_) : std::nullopt,
+      [&](int rows) { return memory_need(geometry_, types, n_ctx_, rows, device().host); });
+}
+
+int RowState::least_ubatch() const { return request_.n_ubatch > 0 ? request_.n_ubatch : kHostMicroBatch; }
 
 std::string RowState::beside_text() const {
   if (!inputs_.beside) return "";
@@ -94,20 +94,20 @@ void RowState::add_candidate(const KvTypes& types) {
     return;
   }
   c.bytes_per_token = kv_bytes_per_token(geometry_, types);
-  const MemoryNeed need = memory_need(geometry_, types, n_ctx_, n_ubatch_, device().host);
+  const MemoryNeed need = memory_need(geometry_, types, n_ctx_, least_ubatch(), device().host);
   c.kv_bytes = need.kv;
   c.need = need.total();
   c.fits = budget_ == 0 || c.need <= budget_;
   c.ctx_fits = budget_ == 0
                    ? geometry_.n_ctx_train
                    : largest_context(geometry_, types, budget_, std::max(geometry_.n_ctx_train, n_ctx_),
-                                     n_ubatch_, device().host);
+                                     least_ubatch(), device().host);
   if (inputs_.machine) {
     const Prediction prediction = predict_step(*inputs_.machine, geometry_, types, n_ctx_);
     c.cost = prediction.cost;
     c.cost_missing = prediction.missing;
     c.prompt =
-        predict_prompt(*inputs_.machine, geometry_, types, n_ctx_, 0, std::min(n_ubatch_, n_ctx_)).cost;
+        predict_prompt(*inputs_.machine, geometry_, types, n_ctx_, 0, std::min(n_ubatch(types), n_ctx_)).cost;
   } else {
     c.cost_missing = "no table of this machine and these kernels: kvasir devices --measure";
   }
@@ -211,7 +211,7 @@ std::string RowState::memory_refusal() const {
     if (only_context && (!most || c.ctx_fits > most->ctx_fits)) most = &c;
     if (!longest || c.ctx_fits > longest->ctx_fits) longest = &c;
   }
-  const MemoryNeed need = memory_need(geometry_, stock().types, n_ctx_, n_ubatch_, device().host);
+  const MemoryNeed need = memory_need(geometry_, stock().types, n_ctx_, least_ubatch(), device().host);
   std::string text =
       fmt::format("required: {} for {} tokens of {} ({} weights, {} cache, {} scratch); usable: {}",
                   bytes_text(need.total()), n_ctx_, stock_text(), bytes_text(need.weights),

@@ -18,7 +18,10 @@ class RowState {
   const Request& request() const { return request_; }
   const Proof* proof() const { return inputs_.proof ? &*inputs_.proof : nullptr; }
   int n_ctx() const { return n_ctx_; }
-  int n_ubatch() const { return n_ubatch_; }
+  // Rows of a step with a cache of these types; and those that a context must leave room for: where more do
+  // not fit, fewer are taken.
+  int n_ubatch(const KvTypes& types) const;
+  int least_ubatch() const;
   uint64_t budget() const { return budget_; }  // 0: unknown
 
   std::string beside_text() const;
@@ -55,7 +58,7 @@ class RowState {
   const QualityTable* quality_;
   const Request& request_;
   const RowInputs& inputs_;
-  int n_ctx_, n_ubatch_;
+  int n_ctx_;
   uint64_t budget_ = 0;
   std::string flash_off_;
   std::vector<Candidate> candidates_;

@@ -534,7 +534,8 @@ TEST_P(CudaMatmul, PromptsOfEverySize) {
   for (const Size& size :
        {Size{1536, 300, 17, false}, Size{256, 1030, 64, true}, Size{512, 5000, 65, false},
         Size{6144, 258, 128, false}, Size{768, 1000, 129, true}, Size{6144, 130, 300, false},
-        Size{256, 9000, 512, false}, Size{512, 70, 400, false}, Size{1280, 2600, 700, true}}) {
+        Size{256, 9000, 512, false}, Size{512, 70, 400, false}, Size{1280, 2600, 700, true},
+        Size{1536, 260, 2048, false}}) {
     SmallGraph small;
     const graph::ValueId x = small.input("x", DType::f32, size.n_in, 50, 1);
     graph::Op op;

@@ -119,7 +119,8 @@ TEST(CudaTiny, PerplexityIsTheCpus) {
 TEST(CudaTiny, MicroBatchesAgree) {
   KVASIR_NEEDS_CUDA();
   const auto model = load("tiny-gemma4-f16.gguf", "cuda");
-  const auto ids = reference().array<Token>("long.ids");
+  auto ids = reference().array<Token>("perplexity.ids");
+  ids.resize(2048);  // the first window
   for (DType type : {DType::f16, DType::q8_0}) {
     std::vector<float> first;
     for (int n_ubatch : {2048, 512, 64, 16, 1}) {

@@ -125,6 +125,7 @@ TEST(Cost, FewRowsAreBoundByReadingTheWeights) {
   EXPECT_NEAR(prompt(1, 512), one, 0.02 * one);
   EXPECT_GT(prompt(512, 1), 512 * 0.2 * one);
   EXPECT_LT(prompt(512, 512), prompt(512, 16));
+  EXPECT_EQ(prompt(512, 0), prompt(512, 512));  // an older figure does not say in how many steps it was taken
 }
 
 TEST(Cost, AnOlderTablePredictsNoPromptsAndSaysWhatItLacks) {

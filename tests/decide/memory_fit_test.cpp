@@ -62,9 +62,10 @@ TEST(MemoryNeed, TheHostLeavesThePerLayerTableInTheFile) {
 
 TEST(FittingMicroBatch, IsTheDevicesWhereItFits) {
   const auto need = [](int n_ubatch) { return MemoryNeed{1000, 200, uint64_t(n_ubatch)}; };
-  EXPECT_EQ(fitting_micro_batch(true, 0, need), 512);
+  EXPECT_EQ(fitting_micro_batch(true, {}, need), 512);
   EXPECT_EQ(fitting_micro_batch(true, 1, need), 512);
-  EXPECT_EQ(fitting_micro_batch(false, 0, need), 2048);  // memory unknown
+  EXPECT_EQ(fitting_micro_batch(false, {}, need), 2048);  // memory unknown
+  EXPECT_EQ(fitting_micro_batch(false, 0, need), 512);
   EXPECT_EQ(fitting_micro_batch(false, 1200 + 2048, need), 2048);
   EXPECT_EQ(fitting_micro_batch(false, 1200 + 2047, need), 512);
 }

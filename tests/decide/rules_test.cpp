@@ -381,8 +381,19 @@ TEST(Decide, AGpuTakesMoreRowsAStepWhereTheyFit) {
   EXPECT_EQ(most.n_ubatch, 2048);
   EXPECT_EQ(fewer.n_ubatch, 512);
   EXPECT_FALSE(fewer.no_memory);
-  request.n_ubatch = 700;
-  EXPECT_EQ(e2b(request, nullptr, gpu(need)).n_ubatch, 700);
+  // Fewer rows cost no context: what fits is what fits with them, and an exact cache is taken where it does.
+  request.n_ctx = g.n_ctx_train;
+  const uint64_t exact = memory_need(g, kF16, request.n_ctx, 512, false).total() + kDeviceReserve;
+  request.prefer_exact = true;
+  const Row row = e2b(request, nullptr, gpu(exact));
+  EXPECT_EQ(row.types, kF16);
+  EXPECT_EQ(row.n_ubatch, 512);
+  EXPECT_EQ(row.need->total() + kDeviceReserve, exact);
+  Request given = request;
+  given.n_ubatch = 512;
+  EXPECT_EQ(*row.ctx_fits, *e2b(given, nullptr, gpu(exact)).ctx_fits);
+  given.n_ubatch = 700;
+  EXPECT_EQ(e2b(given, nullptr, gpu(exact)).n_ubatch, 700);
 }
 
 }  // namespace
