@@ -123,15 +123,12 @@ TEST_P(CudaMatmul, OneRowOfEverySize) {
   }
 }
 
-// What becomes of a product of one row: activation, factor and residual; and three matrices over one row.
-TEST_P(CudaMatmul, OneRowThatIsChangedAndOneInParts) {
-  KVASIR_NEEDS_CUDA();
-  const DType type = GetParam();
-  if (formats::require(type).block == 1) GTEST_SKIP() << "not an int8 form";
-  constexpr int kIn = 1536, kToken = 1;
-  const std::array<int, 3> outs = {288, 1536, 256};
-  SmallGraph small;
-  const graph::ValueId x = small.input("x", DType::f32, kIn, 2, 1),
+constexpr std::array<int, 3> kChangedOuts = {288, 1536, 256};
+// One matrix whose outputs an activation, a factor and a residual change, a norm of them, then three bare
+// matrices; over one row.
+std::vector<graph::Op> add_changed_and_parts(SmallGraph& small, DType type, int n_in) {
+  const auto& outs = kChangedOuts;
+  const graph::ValueId x = small.input("x", DType::f32, n_in, 2, 1),
                        factor = small.input("f", DType::f32, outs[0], 2, 2),
                        residual = small.input("r", DType::f32, outs[0], 2, 3);
   std::vector<graph::Op> ops;
@@ -140,7 +137,7 @@ TEST_P(CudaMatmul, OneRowThatIsChangedAndOneInParts) {
     op.kind = OpKind::matmul;
     op.in[0] = x;
     if (i == 0) op.act = graph::Activation::kGeluTanh, op.in[1] = residual, op.in[2] = factor;
-    op.w[0] = small.add(make_table("w", type, kIn, outs[size_t(i % 3)], uint32_t(4 + i), 0.05f));
+    op.w[0] = small.add(make_table("w", type, n_in, outs[size_t(i % 3)], uint32_t(4 + i), 0.05f));
     op.out = small.value("y" + std::to_string(i), outs[size_t(i % 3)]);
     ops.push_back(op);
     if (i == 0) {  // a norm between, or they would be one launch
@@ -154,6 +151,18 @@ TEST_P(CudaMatmul, OneRowThatIsChangedAndOneInParts) {
     }
   }
   small.graph.ops.insert(small.graph.ops.end(), ops.begin(), ops.end());
+  return ops;
+}
+
+// What becomes of a product of one row: activation, factor and residual; and three matrices over one row.
+TEST_P(CudaMatmul, OneRowThatIsChangedAndOneInParts) {
+  KVASIR_NEEDS_CUDA();
+  const DType type = GetParam();
+  if (formats::require(type).block == 1) GTEST_SKIP() << "not an int8 form";
+  constexpr int kIn = 1536, kToken = 1;
+  const auto& outs = kChangedOuts;
+  SmallGraph small;
+  const std::vector<graph::Op> ops = add_changed_and_parts(small, type, kIn);
   const auto backend = backends::create_backend("cuda", 1);
   backend->upload(small.graph, nullptr, nullptr);
   backends::Decisions decisions;
