@@ -244,10 +244,14 @@ void require_memory(const engine::Model& model, engine::SessionOptions& options)
     need.kv = graph::kv_total_bytes(specs, n_ctx, n_ubatch, options.n_seq);
     return need;
   };
-  if (options.n_ubatch == 0)
+  if (options.n_ubatch == 0) {
     options.n_ubatch =
         decide::fitting_micro_batch(host, host && available == 0 ? std::nullopt : std::optional(available),
                                     [&](int n_ubatch) { return need(options.n_ctx, n_ubatch); });
+    if (const int most = decide::default_micro_batch(host); options.n_ubatch < most)
+      note("{} rows of a prompt a step: {} do not fit beside a context of {}; prompts are slower so",
+           options.n_ubatch, most, options.n_ctx);
+  }
   if (host && available == 0) return;  // unknown
   const std::string problem =
       decide::context_refusal(options.n_ctx, available, host ? "memory" : backend.caps().device,
